@@ -1,0 +1,163 @@
+//! Grants: a room's destination indices, in as many messages as they need.
+
+use serde::{Deserialize, Serialize};
+
+use super::{DecodeError, MAX_MESSAGE_BYTES, Message};
+
+/// What a receiver grants one sender of a room.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct GrantBody {
+    /// The room's page list.
+    pub pages: Vec<i32>,
+    /// The aux slot.
+    pub aux: Option<i32>,
+    /// This sender fills the aux slot.
+    pub aux_owner: bool,
+    /// State slots by group.
+    pub states: Vec<(u32, Vec<i32>)>,
+    /// Receivers that the sender fills for this room.
+    pub num_receivers: u32,
+}
+
+/// Consecutive indices: where they start relative to the previous run's end, and how many.
+type Runs = Vec<(i64, u32)>;
+
+/// The grant as it travels: index lists as runs, so that contiguous ones of any length are short.
+#[derive(Serialize, Deserialize)]
+struct Coded {
+    num_receivers: u32,
+    aux: Option<i32>,
+    aux_owner: bool,
+    pages: Runs,
+    states: Vec<(u32, Runs)>,
+}
+
+fn code(indices: &[i32]) -> Runs {
+    let mut runs = Runs::new();
+    let mut next = 0i64;
+    for &index in indices {
+        let index = i64::from(index);
+        match runs.last_mut() {
+            Some((_, count)) if index == next && *count < u32::MAX => *count += 1,
+            _ => runs.push((index - next, 1)),
+        }
+        next = index + 1;
+    }
+    runs
+}
+
+/// Expands runs. `budget` counts down, before anything is allocated.
+fn expand(runs: &Runs, budget: &mut u64) -> Result<Vec<i32>, DecodeError> {
+    let total: u64 = runs.iter().map(|(_, count)| u64::from(*count)).sum();
+    *budget = budget.checked_sub(total).ok_or(DecodeError::Bounds)?;
+    let mut indices = Vec::with_capacity(usize::try_from(total).map_err(|_| DecodeError::Bounds)?);
+    let mut next = 0i64;
+    for &(delta, count) in runs {
+        let start = next.checked_add(delta).ok_or(DecodeError::Bounds)?;
+        let end = start.checked_add(i64::from(count)).ok_or(DecodeError::Bounds)?;
+        if start < 0 || end > i64::from(i32::MAX) + 1 {
+            return Err(DecodeError::Bounds);
+        }
+        indices.extend((start..end).map(|index| index as i32));
+        next = end;
+    }
+    Ok(indices)
+}
+
+/// Bytes of a grant that one message carries: what is left beside the longest other fields.
+const FRAGMENT: usize = MAX_MESSAGE_BYTES - 56;
+/// Fragments of one grant; a page list needs at most 11 bytes an entry.
+const MAX_FRAGMENTS: u32 = 1 << 18;
+
+/// Cuts a grant into messages.
+pub fn split_grant(room: u64, generation: u64, revision: u64, body: &GrantBody) -> Vec<Message> {
+    let coded = Coded {
+        num_receivers: body.num_receivers,
+        aux: body.aux,
+        aux_owner: body.aux_owner,
+        pages: code(&body.pages),
+        states: body.states.iter().map(|(group, slots)| (*group, code(slots))).collect(),
+    };
+    // Serialising into memory cannot fail for these types.
+    let bytes = postcard::to_stdvec(&coded).unwrap_or_default();
+    let num_fragments = bytes.len().div_ceil(FRAGMENT) as u32;
+    bytes
+        .chunks(FRAGMENT)
+        .zip(0..)
+        .map(|(payload, fragment)| Message::Grant {
+            room,
+            generation,
+            revision,
+            fragment,
+            num_fragments,
+            payload: payload.to_vec(),
+        })
+        .collect()
+}
+
+/// Puts a grant's fragments together, in any order, repeated ones included.
+#[derive(Debug, Default)]
+pub struct GrantAssembly {
+    num_fragments: u32,
+    fragments: std::collections::BTreeMap<u32, Vec<u8>>,
+    num_bytes: usize,
+}
+
+impl GrantAssembly {
+    /// Adds a fragment; gives the grant when it is whole. `max_items` bounds the indices in it, and with them what is
+    /// kept and allocated.
+    pub fn add(
+        &mut self,
+        fragment: u32,
+        num_fragments: u32,
+        payload: &[u8],
+        max_items: u64,
+    ) -> Result<Option<GrantBody>, DecodeError> {
+        if fragment >= num_fragments || num_fragments > MAX_FRAGMENTS || payload.len() > MAX_MESSAGE_BYTES {
+            return Err(DecodeError::Bounds);
+        }
+        if self.fragments.is_empty() {
+            self.num_fragments = num_fragments;
+        }
+        match self.fragments.get(&fragment) {
+            _ if self.num_fragments != num_fragments => return Err(DecodeError::Body),
+            Some(known) if known != payload => return Err(DecodeError::Body),
+            Some(_) => return Ok(None),
+            None => {}
+        }
+        // An entry takes at most 15 bytes; the rest of a grant is small.
+        let most = max_items.saturating_mul(15).saturating_add(4096);
+        self.num_bytes += payload.len();
+        if self.num_bytes as u64 > most {
+            return Err(DecodeError::Bounds);
+        }
+        self.fragments.insert(fragment, payload.to_vec());
+        if self.fragments.len() < num_fragments as usize {
+            return Ok(None);
+        }
+        let bytes: Vec<u8> = self.fragments.values().flatten().copied().collect();
+        let coded: Coded = match postcard::take_from_bytes(&bytes) {
+            Ok((coded, [])) => coded,
+            _ => return Err(DecodeError::Body),
+        };
+        let mut budget = max_items;
+        let pages = expand(&coded.pages, &mut budget)?;
+        let mut states = Vec::new();
+        for (group, runs) in &coded.states {
+            if states.iter().any(|(other, _)| other == group) {
+                return Err(DecodeError::Body);
+            }
+            states.push((*group, expand(runs, &mut budget)?));
+        }
+        if coded.aux.is_some_and(|aux| aux < 0) || coded.num_receivers == 0 {
+            return Err(DecodeError::Bounds);
+        }
+        Ok(Some(GrantBody {
+            pages,
+            aux: coded.aux,
+            aux_owner: coded.aux_owner,
+            states,
+            num_receivers: coded.num_receivers,
+        }))
+    }
+}

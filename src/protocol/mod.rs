@@ -1,0 +1,202 @@
+//! The wire: control messages, grants in fragments, and the card that engines exchange. Versioned, bounded, pure.
+//!
+//! A frame is: magic `NK` (2 bytes), wire version (1 byte), zero (1 byte), CRC-32 of the body (4 bytes, little-endian),
+//! body. The body is the message in postcard's format (<https://postcard.jamesmunns.com/wire-format>), nothing after it.
+//! No message is longer than [`MAX_MESSAGE_BYTES`], whatever it speaks of: some of NIXL's backends carry no more.
+
+use serde::{Deserialize, Serialize};
+
+mod card;
+mod grant;
+#[cfg(test)]
+mod tests;
+
+pub use card::{Card, decode_card, encode_card};
+pub use grant::{GrantAssembly, GrantBody, split_grant};
+
+/// The version of everything that engines tell each other.
+pub const WIRE_VERSION: u8 = 1;
+/// The longest message.
+pub const MAX_MESSAGE_BYTES: usize = 200;
+
+const MAGIC: [u8; 2] = *b"NK";
+const HEADER: usize = 8;
+
+/// What the last chunk adds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Last {
+    /// Chunks in all.
+    pub num_chunks: u32,
+    /// The aux slot came with it.
+    pub has_aux: bool,
+    /// State groups that came with it.
+    pub num_state_groups: u32,
+}
+
+/// A control message between two engines.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// I have connected you.
+    Hello {
+        /// Revision of the sender's region table.
+        revision: u64,
+        /// Revision of the addressee's table that the sender holds.
+        known_revision: u64,
+        /// Which life of the addressee is meant.
+        known_instance: [u8; 16],
+        /// Please answer with a hello.
+        reply: bool,
+    },
+    /// I am going; nothing of mine is in flight.
+    Goodbye {},
+    /// Are you there?
+    Ping {
+        /// Comes back.
+        sequence: u64,
+    },
+    /// I am.
+    Pong {
+        /// Of the ping.
+        sequence: u64,
+    },
+    /// Receiver to sender: a piece of a grant.
+    Grant {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+        /// Revision of the receiver's region table that the indices refer to.
+        revision: u64,
+        /// Which piece.
+        fragment: u32,
+        /// Of how many.
+        num_fragments: u32,
+        /// The piece.
+        payload: Vec<u8>,
+    },
+    /// Sender to receiver: a slice of a chunk is in your memory.
+    Landed {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+        /// The chunk.
+        chunk: u32,
+        /// Which slice of it.
+        slice: u32,
+        /// Of how many.
+        num_slices: u32,
+        /// Where the chunk's pages start in the page list.
+        page_offset: u64,
+        /// The chunk's pages.
+        num_pages: u64,
+        /// The chunk's bytes.
+        num_bytes: u64,
+        /// Set on the last chunk.
+        last: Option<Last>,
+    },
+    /// Receiver to sender: everything has landed.
+    Done {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+    },
+    /// Sender to receiver: the room has failed.
+    Failed {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+        /// The first cause.
+        code: i32,
+        /// Nothing is in flight any more.
+        drained: bool,
+        /// The first cause in words.
+        text: String,
+    },
+    /// Receiver to sender: stop, drain, and say so.
+    Abort {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+        /// The first cause.
+        code: i32,
+        /// The first cause in words.
+        text: String,
+    },
+    /// Sender to receiver: nothing of this life of the room is in flight, or ever will be.
+    Drained {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+    },
+}
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DecodeError {
+    /// Shorter than a header, or longer than any message.
+    Length,
+    /// Not ours.
+    Magic,
+    /// Another wire version.
+    Version(u8),
+    /// Altered.
+    Checksum,
+    /// The body is no message, or something follows it.
+    Body,
+    /// More than the limits allow.
+    Bounds,
+}
+
+/// Encodes a message. Texts are cut so that it fits.
+pub fn encode(message: &Message) -> Vec<u8> {
+    let mut message = std::borrow::Cow::Borrowed(message);
+    loop {
+        // Serialising into memory cannot fail for these types.
+        let body = postcard::to_stdvec(message.as_ref()).unwrap_or_default();
+        let excess = (HEADER + body.len()).saturating_sub(MAX_MESSAGE_BYTES);
+        if excess > 0
+            && let Message::Failed { text, .. } | Message::Abort { text, .. } = message.to_mut()
+            && !text.is_empty()
+        {
+            let mut end = text.len().saturating_sub(excess);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            text.truncate(end);
+            continue;
+        }
+        debug_assert!(excess == 0, "{message:?}");
+        let mut frame = Vec::with_capacity(HEADER + body.len());
+        frame.extend_from_slice(&MAGIC);
+        frame.extend_from_slice(&[WIRE_VERSION, 0]);
+        frame.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
+        frame.extend_from_slice(&body);
+        return frame;
+    }
+}
+
+/// Decodes a message. Allocates no more than the frame's length.
+pub fn decode(frame: &[u8]) -> Result<Message, DecodeError> {
+    let Some((header, body)) = frame.split_first_chunk::<HEADER>() else { return Err(DecodeError::Length) };
+    if header[..2] != MAGIC {
+        return Err(DecodeError::Magic);
+    }
+    if header[2] != WIRE_VERSION || header[3] != 0 {
+        return Err(DecodeError::Version(header[2]));
+    }
+    if frame.len() > MAX_MESSAGE_BYTES {
+        return Err(DecodeError::Length);
+    }
+    if header[4..] != crc32fast::hash(body).to_le_bytes() {
+        return Err(DecodeError::Checksum);
+    }
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(DecodeError::Body),
+    }
+}

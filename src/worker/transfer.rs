@@ -1,0 +1,356 @@
+//! Moves chunks: plans, posts in bounded slices, and settles.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::engine::{QueuedJob, Shared};
+use crate::error::*;
+use crate::fault;
+use crate::metrics::count;
+use crate::nixl::{Failure, FailureStatus, Posted, Transfer, TransferStatus, Write};
+use crate::plan::{Cursor, Limits, Run, Slice, runs};
+use crate::protocol::{Message, encode};
+use crate::room::{Job, Room, Settled};
+
+/// One post moves at most this much: on UCX's shared-memory lanes NIXL copies inside the post, and neither other
+/// rooms nor control messages should wait for long.
+const LIMITS: Limits = Limits { max_bytes: 8 << 20, max_spans: 512 };
+/// Posted and not settled, for one peer: enough to keep a link busy, and no more, so that a peer that has stopped
+/// holds up only its own.
+const MAX_IN_FLIGHT_PER_PEER: u32 = 4;
+/// Chunks planned at the same time.
+const MAX_ACTIVE: usize = 64;
+
+/// A chunk that is being sent.
+struct Active {
+    queued: QueuedJob,
+    cursor: Cursor,
+    num_slices: u32,
+    next_slice: u32,
+    num_bytes: u64,
+    /// Posted and not settled.
+    in_flight: u32,
+    failure: Option<Error>,
+    landed_bytes: u64,
+    num_descriptors: u64,
+}
+
+impl Active {
+    /// Nothing more of it will be posted.
+    fn stopped(&self) -> bool {
+        self.next_slice >= self.num_slices
+            || self.failure.is_some()
+            || self.queued.job.cancelled.load(Ordering::Acquire)
+            || self.queued.link.is_closed()
+    }
+}
+
+/// A posted slice.
+struct Flight {
+    transfer: Box<dyn Transfer>,
+    active: u64,
+    num_bytes: u64,
+}
+
+pub struct Transfers {
+    shared: Arc<Shared>,
+    index: usize,
+    /// In turn: the front posts a slice, then goes to the back.
+    turns: VecDeque<u64>,
+    active: std::collections::HashMap<u64, Active>,
+    next_key: u64,
+    flights: Vec<Flight>,
+    slice: Slice,
+    settled: Vec<(u64, Settled)>,
+}
+
+impl Transfers {
+    pub fn new(shared: Arc<Shared>, index: usize) -> Self {
+        Self {
+            shared,
+            index,
+            turns: VecDeque::new(),
+            active: Default::default(),
+            next_key: 0,
+            flights: Vec::new(),
+            slice: Slice::default(),
+            settled: Vec::new(),
+        }
+    }
+
+    /// Whether NIXL has transfers of ours in progress.
+    pub fn in_flight(&self) -> bool {
+        !self.flights.is_empty()
+    }
+
+    /// One round. True: there was something to do.
+    pub fn step(&mut self) -> bool {
+        let mut busy = self.take_jobs();
+        busy |= self.settle_flights();
+        busy |= self.post_round();
+        busy |= self.report();
+        busy
+    }
+
+    /// Plans queued chunks.
+    fn take_jobs(&mut self) -> bool {
+        let room = MAX_ACTIVE.saturating_sub(self.active.len());
+        if room == 0 {
+            return false;
+        }
+        let jobs: Vec<QueuedJob> = {
+            let mut tables = self.shared.tables();
+            let queue = &mut tables.jobs[self.index];
+            let most = queue.len().min(room);
+            queue.drain(..most).collect()
+        };
+        let busy = !jobs.is_empty();
+        for queued in jobs {
+            // A fault in one job is that room's failure, not the thread's.
+            let planned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| plan(&queued)));
+            let (cursor, failure) = match planned {
+                Ok(Ok(cursor)) => (cursor, None),
+                Ok(Err(e)) => (Cursor::default(), Some(e)),
+                Err(_) => {
+                    let text = format!("room {}, chunk {}: planning panicked", queued.job.room, queued.job.chunk);
+                    (Cursor::default(), Some(Error::new(NIXL_ERR_INTERNAL, text)))
+                }
+            };
+            let active = Active {
+                // A chunk with nothing to move is still told about, in one slice without spans.
+                num_slices: cursor.num_slices().max(1),
+                num_bytes: cursor.num_bytes(),
+                queued,
+                cursor,
+                next_slice: 0,
+                in_flight: 0,
+                failure,
+                landed_bytes: 0,
+                num_descriptors: 0,
+            };
+            self.next_key += 1;
+            self.active.insert(self.next_key, active);
+            self.turns.push_back(self.next_key);
+        }
+        busy
+    }
+
+    /// Asks NIXL about every posted slice.
+    fn settle_flights(&mut self) -> bool {
+        let mut busy = false;
+        let mut i = 0;
+        while i < self.flights.len() {
+            let status = self.flights[i].transfer.status();
+            if status == TransferStatus::InProgress {
+                i += 1;
+                continue;
+            }
+            busy = true;
+            let flight = self.flights.swap_remove(i);
+            drop(flight.transfer);
+            count(&self.shared.counters.transfers_settled);
+            let Some(active) = self.active.get_mut(&flight.active) else { continue };
+            active.in_flight -= 1;
+            active.queued.link.in_flight.fetch_sub(1, Ordering::AcqRel);
+            match status {
+                TransferStatus::Failed(failure) => {
+                    count(&self.shared.counters.transfers_failed);
+                    let error = transfer_error(&active.queued.job, &failure);
+                    active.failure.get_or_insert(error);
+                }
+                _ => active.landed_bytes += flight.num_bytes,
+            }
+        }
+        busy
+    }
+
+    /// Gives every chunk a turn to post one slice.
+    fn post_round(&mut self) -> bool {
+        let mut busy = false;
+        for _ in 0..self.turns.len() {
+            let Some(key) = self.turns.pop_front() else { break };
+            let Some(active) = self.active.get_mut(&key) else { continue };
+            if active.stopped() {
+                if active.in_flight > 0 {
+                    self.turns.push_back(key);
+                    continue;
+                }
+                if let Some(active) = self.active.remove(&key) {
+                    self.settled.push(settle(active));
+                    busy = true;
+                }
+                continue;
+            }
+            // Counted before the look at `closed`: whoever closes the link looks the other way round, so that no post
+            // begins on a connection that is being forgotten.
+            let before = active.queued.link.in_flight.fetch_add(1, Ordering::SeqCst);
+            let mut posted = None;
+            if before < MAX_IN_FLIGHT_PER_PEER && !active.queued.link.closed.load(Ordering::SeqCst) {
+                busy = true;
+                posted = post(&self.shared, active, &mut self.slice);
+            }
+            match posted {
+                Some(transfer) => {
+                    active.in_flight += 1;
+                    self.flights.push(Flight { transfer, active: key, num_bytes: self.slice.num_bytes });
+                }
+                None => {
+                    active.queued.link.in_flight.fetch_sub(1, Ordering::SeqCst);
+                }
+            }
+            self.turns.push_back(key);
+        }
+        busy
+    }
+
+    /// Tells the rooms what has settled.
+    fn report(&mut self) -> bool {
+        if self.settled.is_empty() {
+            return false;
+        }
+        let counters = &self.shared.counters;
+        let mut tables = self.shared.tables();
+        let before = tables.num_changes;
+        let now = self.shared.now();
+        for (room, settled) in self.settled.drain(..) {
+            count(&counters.chunks_sent);
+            counters.bytes_sent.fetch_add(settled.num_bytes, Ordering::Relaxed);
+            tables.with_room(room, counters, |machine, out| {
+                if let Room::Sender(sender) = machine {
+                    sender.settled(settled, now, out);
+                }
+            });
+        }
+        self.shared.finish(tables, before);
+        true
+    }
+
+    /// The engine goes away. A transfer in progress is never released: its bytes would still move, through a handle
+    /// that is gone. So it is leaked, and with it the agent and its registrations.
+    pub fn finish(mut self) {
+        if !self.flights.is_empty() {
+            log::warn!("{} transfers were still in progress: they and their agent are left behind", self.flights.len());
+        }
+        if !self.flights.is_empty() {
+            std::mem::forget(self.shared.agent.clone());
+        }
+        for flight in self.flights.drain(..) {
+            std::mem::forget(flight.transfer);
+        }
+    }
+}
+
+/// Posts the next slice. `Some`: it is in progress.
+fn post(shared: &Shared, active: &mut Active, slice: &mut Slice) -> Option<Box<dyn Transfer>> {
+    let number = active.next_slice;
+    active.next_slice += 1;
+    let job = &active.queued.job;
+    let notification = encode(&Message::Landed {
+        room: job.room,
+        generation: job.generation,
+        chunk: job.chunk,
+        slice: number,
+        num_slices: active.num_slices,
+        page_offset: job.page_offset,
+        num_pages: job.pages.len() as u64,
+        num_bytes: active.num_bytes,
+        last: job.last,
+    });
+    let agent = &active.queued.link.agent;
+    slice.spans.clear();
+    slice.num_bytes = 0;
+    let posted = if fault::hit("post") {
+        Err(Failure { status: FailureStatus::Backend, text: "the post was refused by an armed fault point".into() })
+    } else if active.cursor.next(slice) {
+        count(&shared.counters.transfers_posted);
+        shared.agent.write(&Write {
+            peer: agent,
+            source_kind: slice.source_kind,
+            destination_kind: slice.destination_kind,
+            spans: &slice.spans,
+            notification: &notification,
+        })
+    } else {
+        shared.agent.notify(agent, &notification).map(|()| Posted::Done)
+    };
+    let num_descriptors = slice.spans.len() as u64;
+    match posted {
+        Ok(posted) => {
+            active.num_descriptors += num_descriptors;
+            shared.counters.descriptors_sent.fetch_add(num_descriptors, Ordering::Relaxed);
+            match posted {
+                Posted::Pending(transfer) => return Some(transfer),
+                Posted::Done => {
+                    active.landed_bytes += slice.num_bytes;
+                    if num_descriptors > 0 {
+                        count(&shared.counters.transfers_settled);
+                    }
+                }
+            }
+        }
+        Err(failure) => {
+            count(&shared.counters.transfers_failed);
+            if num_descriptors > 0 {
+                count(&shared.counters.transfers_settled);
+            }
+            let error = transfer_error(&active.queued.job, &failure);
+            active.failure.get_or_insert(error);
+        }
+    }
+    None
+}
+
+fn transfer_error(job: &Job, failure: &Failure) -> Error {
+    Error::new(NIXL_ERR_XFER_FAILED, format!("room {}, chunk {}, peer {}: {failure}", job.room, job.chunk, job.peer))
+}
+
+/// What becomes of a chunk of which nothing is in flight.
+fn settle(active: Active) -> (u64, Settled) {
+    let complete = active.next_slice >= active.num_slices;
+    let Active { queued: QueuedJob { job, link, .. }, failure, landed_bytes, num_descriptors, .. } = active;
+    let lost =
+        || Error::new(NIXL_ERR_PEER_LOST, format!("room {}, chunk {}: peer {} is gone", job.room, job.chunk, job.peer));
+    let result = match failure {
+        Some(failure) => Err(failure),
+        None if !complete && link.is_closed() && !job.cancelled.load(Ordering::Acquire) => Err(lost()),
+        None => Ok(complete),
+    };
+    (job.room, Settled { peer: job.peer, chunk: job.chunk, result, num_bytes: landed_bytes, num_descriptors })
+}
+
+/// From a chunk's indices to a cursor over spans.
+fn plan(queued: &QueuedJob) -> Result<Cursor> {
+    let QueuedJob { job, mapping, .. } = queued;
+    assert!(!fault::hit("plan_panics"), "armed fault point");
+    let Some(mapping) = mapping else {
+        fail!(NIXL_ERR_PEER_LOST, "room {}: peer {} is gone", job.room, job.peer);
+    };
+    let mut parts = Vec::new();
+    if !job.pages.is_empty() {
+        let start = usize::try_from(job.page_offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(job.pages.len());
+        let Some(destination) = job.grant.pages.get(start..end) else {
+            fail!(NIXL_ERR_PAGE_COUNT, "room {}: positions {start}..{end} of {}", job.room, job.grant.pages.len());
+        };
+        let mut merged: Vec<Run> = Vec::new();
+        runs(&job.pages, destination, &mut merged)?;
+        parts.push((mapping.kv.clone(), merged));
+    }
+    for (group, source) in job.states.iter() {
+        let (Some((_, destination)), Some(pairs)) =
+            (job.grant.states.iter().find(|(id, _)| id == group), mapping.state.get(group))
+        else {
+            fail!(NIXL_ERR_STATE_UNEXPECTED, "room {}: the receiver has no state group {group}", job.room);
+        };
+        let mut merged = Vec::new();
+        runs(source, destination, &mut merged)?;
+        parts.push((pairs.clone(), merged));
+    }
+    if let (Some(source), Some(destination)) = (job.aux, job.grant.aux) {
+        let mut merged = Vec::new();
+        runs(&[source], &[destination], &mut merged)?;
+        parts.push((mapping.aux.clone(), merged));
+    }
+    Cursor::new(parts, LIMITS)
+}
