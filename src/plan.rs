@@ -177,8 +177,7 @@ impl Cursor {
         let mut kinds = None;
         let mut spans = 0usize;
         let mut bytes = 0u64;
-        loop {
-            let Some((pairs, runs)) = self.parts.get(position.part) else { break };
+        while let Some((pairs, runs)) = self.parts.get(position.part) {
             let (Some(pair), false) = (pairs.get(position.pair), runs.is_empty()) else {
                 *position = Position { part: position.part.saturating_add(1), ..Position::default() };
                 continue;

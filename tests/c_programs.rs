@@ -4,6 +4,8 @@
 //! `/* quiet */` (nothing may appear on stdout or stderr). Exit code 0 passes; anything else fails, 77 ("skip")
 //! included: a test that did not run has not passed.
 
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

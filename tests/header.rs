@@ -1,5 +1,7 @@
 //! The committed header is what the code says, and compiles everywhere. `NIXLKV_BLESS=1` rewrites it.
 
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;

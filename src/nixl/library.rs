@@ -78,15 +78,15 @@ pub fn find_library(config_path: Option<&str>) -> Result<Arc<Library>> {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     let named = named_path(config_path, &surroundings)?;
     if let Some(library) = &*loaded {
-        if let Some((path, source)) = named {
-            if !same_file(&path, &library.path) {
-                fail!(
-                    NIXL_ERR_LIBRARY_INVALID,
-                    "{source} names {}, and this process has loaded {} already",
-                    path.display(),
-                    library.path.display()
-                );
-            }
+        if let Some((path, source)) = named
+            && !same_file(&path, &library.path)
+        {
+            fail!(
+                NIXL_ERR_LIBRARY_INVALID,
+                "{source} names {}, and this process has loaded {} already",
+                path.display(),
+                library.path.display()
+            );
         }
         return Ok(Arc::clone(library));
     }
@@ -115,10 +115,10 @@ fn named_path(config_path: Option<&str>, surroundings: &Surroundings) -> Result<
 fn search(surroundings: &Surroundings) -> Result<Library> {
     let mut tried = vec![format!("the configuration and {VARIABLE} (neither names one)")];
     // Somebody else in this process may use NIXL already: then it is this one or none.
-    if let Some(handle) = already_loaded() {
-        if let Some(path) = path_of(&handle) {
-            return load(&path);
-        }
+    if let Some(handle) = already_loaded()
+        && let Some(path) = path_of(&handle)
+    {
+        return load(&path);
     }
     for file in surroundings.linker_directories().into_iter().map(|directory| directory.join(FILE_NAME)) {
         if !file.exists() {
@@ -177,15 +177,15 @@ fn load(path: &Path) -> Result<Library> {
     if let Some(missing) = SYMBOLS.iter().find(|name| !exports.contains(**name)) {
         return Err(symbol_missing(path, missing));
     }
-    if let Some(other) = already_loaded().and_then(|handle| path_of(&handle)) {
-        if !same_file(&other, path) {
-            fail!(
-                NIXL_ERR_LIBRARY_INVALID,
-                "{} was to be loaded, and this process has loaded another one: {}",
-                path.display(),
-                other.display()
-            );
-        }
+    if let Some(other) = already_loaded().and_then(|handle| path_of(&handle))
+        && !same_file(&other, path)
+    {
+        fail!(
+            NIXL_ERR_LIBRARY_INVALID,
+            "{} was to be loaded, and this process has loaded another one: {}",
+            path.display(),
+            other.display()
+        );
     }
     // SAFETY: loading runs the initialisers of NIXL's libraries, which is what this function is for.
     let opened = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_LOCAL) };

@@ -96,12 +96,12 @@ unsafe extern "C" fn on_ucx_line(
 
 fn record(level: c_int, text: &str) {
     let level = usize::try_from(level).ok().and_then(|level| LEVELS.get(level)).copied().unwrap_or(log::Level::Debug);
-    if level <= log::Level::Warn {
-        if let Some(lines) = &mut *CAPTURED.lock().unwrap_or_else(PoisonError::into_inner) {
-            if lines.len() < MAX_CAPTURED && !lines.iter().any(|line| line == text) {
-                lines.push(text.to_string());
-            }
-        }
+    if level <= log::Level::Warn
+        && let Some(lines) = &mut *CAPTURED.lock().unwrap_or_else(PoisonError::into_inner)
+        && lines.len() < MAX_CAPTURED
+        && !lines.iter().any(|line| line == text)
+    {
+        lines.push(text.to_string());
     }
     log::log!(target: TARGET, level, "{text}");
 }

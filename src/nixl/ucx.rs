@@ -64,10 +64,10 @@ impl Settings {
             return Ok(params);
         }
         let led = lead_modify(backend);
-        if let Err(reason) = &led {
-            if let Some((key, value)) = self.ucx.iter().find(|(_, value)| value.contains(',')) {
-                return Err(format!("UCX_{key}={value}: this NIXL can't pass a comma on ({reason})"));
-            }
+        if let Err(reason) = &led
+            && let Some((key, value)) = self.ucx.iter().find(|(_, value)| value.contains(','))
+        {
+            return Err(format!("UCX_{key}={value}: this NIXL can't pass a comma on ({reason})"));
         }
         let pack = |value: &str| match &led {
             Ok(()) => format!("{PACKED}{}", value.replace(',', &COMMA.to_string())),

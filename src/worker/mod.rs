@@ -23,7 +23,7 @@ const YIELDS: u32 = 50;
 /// The shortest sleep.
 const MIN_SLEEP_US: u64 = 20;
 /// The longest sleep while a transfer is in progress, a room waits, or nothing is open.
-const MAX_SLEEP_US: [u64; 3] = [50, 250, 2000];
+const MAX_SLEEP_US: [u64; 3] = [50, 200, 1000];
 
 impl Backoff {
     fn wait(&mut self, class: usize) {
@@ -47,8 +47,15 @@ pub fn run(shared: &Arc<Shared>, index: usize) {
     loop {
         // Read before the work: what was queued before the stop is still sent.
         let stop = shared.stop.load(Ordering::Acquire);
-        let mut busy = control.as_mut().is_some_and(Control::step);
-        busy |= transfers.step();
+        let round = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let busy = control.as_mut().is_some_and(Control::step);
+            busy | transfers.step()
+        }));
+        let busy = round.unwrap_or_else(|_| {
+            // The panic hook has logged it. One bad round must not end the thread that all rooms depend on.
+            std::thread::sleep(Duration::from_millis(10));
+            false
+        });
         if stop && !busy {
             break;
         }
