@@ -135,7 +135,7 @@ impl Tables {
             self.forget_parked(peer);
             if removed.standing != Standing::Closed {
                 self.closing.push((removed.link, cause));
-            } else {
+            } else if !self.closing.iter().any(|(link, _)| link.peer == peer) {
                 self.connection_closed(shared, peer, &cause);
             }
         }

@@ -204,6 +204,7 @@ impl Engine {
                     sent.clone()?;
                 }
                 tables.unpark(room);
+                tables.tombstones.remove(&room);
                 tables.open(room, Room::Sender(sender), None, out, &shared.counters);
                 shared.finish(tables, before);
                 return sent;
@@ -310,7 +311,9 @@ impl Engine {
 
     /// Forgets a room that has ended and is quiesced.
     pub fn release(&self, room: u64) -> Result<()> {
-        self.shared().tables().release(room)
+        let shared = self.shared();
+        let keep_until = shared.now().saturating_add(shared.config.room_timeout);
+        shared.tables().release(room, keep_until, shared.config.max_rooms)
     }
 }
 
@@ -345,6 +348,13 @@ impl Tables {
             }
         }
         for item in items {
+            let silent = self.peers.get(item.peer).is_ok_and(|peer| peer.standing == Standing::Silent);
+            if silent && matches!(item.item, Parked::Grant(_)) {
+                let cause = Error::new(NIXL_ERR_PEER_LOST, format!("room {room}: peer {} is silent", item.peer));
+                sender.peer_gone(item.peer, &cause, false, out);
+            }
+        }
+        for item in items {
             // One of several receivers gave up: the room fails as a whole, unless the others are enough.
             if let Parked::Aborted(cause) = &item.item
                 && sender.state() == State::Bootstrapping
@@ -376,6 +386,9 @@ fn expect(tables: &Tables, published: &Published, request: &RecvRequest) -> Resu
         let peer = tables.peers.get(id)?;
         if let Some(cause) = &peer.closed_because {
             fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is lost: {cause}", peer.name);
+        }
+        if peer.standing == Standing::Silent {
+            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is silent", peer.name);
         }
         let stale = peer.stale().or_else(|| {
             (peer.mapped_revision != published.revision

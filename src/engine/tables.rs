@@ -122,6 +122,9 @@ pub struct Tables {
     pub parked: HashMap<u64, Vec<ParkedItem>>,
     /// How many items are parked.
     pub num_parked: usize,
+    /// Why rooms failed that were released before every receiver had granted: a grant that comes late is answered with
+    /// it, until the room is opened again or the time is over.
+    pub tombstones: HashMap<u64, (Error, Millis)>,
     /// Grants of which fragments are missing.
     pub assemblies: HashMap<(PeerId, u64), (u64, GrantAssembly)>,
     /// The peers.
@@ -157,6 +160,7 @@ impl Tables {
             rooms: HashMap::new(),
             parked: HashMap::new(),
             num_parked: 0,
+            tombstones: HashMap::new(),
             assemblies: HashMap::new(),
             peers: Peers::default(),
             closing: Vec::new(),
@@ -243,8 +247,8 @@ impl Tables {
         }
     }
 
-    /// Forgets a room that has ended and is quiesced.
-    pub fn release(&mut self, id: u64) -> Result<()> {
+    /// Forgets a room that has ended and is quiesced. `keep_until` is when its tombstone, if it needs one, goes too.
+    pub fn release(&mut self, id: u64, keep_until: Millis, limit: usize) -> Result<()> {
         let Some(entry) = self.rooms.get(&id) else { fail!(NIXL_ERR_ROOM_UNKNOWN, "room {id} is not open here") };
         if !entry.ended {
             fail!(NIXL_ERR_ROOM_ACTIVE, "room {id} has not ended: its state is {:?}", entry.room.state());
@@ -258,7 +262,12 @@ impl Tables {
                 view.num_pending_senders
             );
         }
-        self.rooms.remove(&id);
+        if let Some(Entry { room: Room::Sender(sender), .. }) = self.rooms.remove(&id)
+            && let Some(cause) = sender.owes_an_answer()
+            && self.tombstones.len() < limit
+        {
+            self.tombstones.insert(id, (cause.clone(), keep_until));
+        }
         Ok(())
     }
 

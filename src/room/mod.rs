@@ -179,7 +179,7 @@ impl Room {
     /// A peer is silent or gone. `closed` says that its connection is closed, so that it can write no more.
     pub fn peer_gone(&mut self, peer: PeerId, cause: &Error, closed: bool, out: &mut Vec<Action>) {
         match self {
-            Room::Sender(room) => room.peer_gone(peer, cause, out),
+            Room::Sender(room) => room.peer_gone(peer, cause, closed, out),
             Room::Receiver(room) => room.peer_gone(peer, cause, closed, out),
         }
     }

@@ -408,12 +408,13 @@ impl Sender {
         self.fail(cause, out);
     }
 
-    /// A receiver is silent or gone.
-    pub fn peer_gone(&mut self, peer: PeerId, cause: &Error, out: &mut Vec<Action>) {
+    /// A receiver is silent or gone; `closed` says that no message reaches it any more. A silent one is told: it may
+    /// come back.
+    pub fn peer_gone(&mut self, peer: PeerId, cause: &Error, closed: bool, out: &mut Vec<Action>) {
         if let Some(grant) = self.grants.iter_mut().find(|grant| grant.peer == peer)
             && !grant.done
         {
-            grant.told = true;
+            grant.told |= closed;
             self.fail(cause.clone(), out);
         }
     }
@@ -516,6 +517,16 @@ impl Sender {
             num_pending_chunks: self.waiting.len() as u64 + self.unsettled.len() as u64,
             num_pending_senders: 0,
         }
+    }
+
+    /// The cause, when the room has failed and not every receiver can have heard of it, for want of a grant.
+    pub fn owes_an_answer(&self) -> Option<&Error> {
+        self.cause.as_ref().filter(|_| !self.granted())
+    }
+
+    /// A piece of a chunk has landed.
+    pub fn progressed(&mut self, now: Millis) {
+        self.last_progress = now;
     }
 
     /// Chunks accepted that have not settled everywhere. They count against the engine's queue depth.

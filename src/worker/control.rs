@@ -213,6 +213,7 @@ fn expire_parked(tables: &mut Tables, now: Millis) {
         !items.is_empty()
     });
     tables.num_parked -= expired.len();
+    tables.tombstones.retain(|_, (_, expires)| *expires > now);
     for (room, peer, generation, is_grant) in expired {
         if is_grant {
             let text = format!("room {room}: no chunk came for the grant within the time limit");
@@ -412,6 +413,11 @@ fn granted(
         check_grant(room, &body, &entry.table)
     });
     let body = Arc::new(body);
+    let buried = tables.tombstones.get(&room).filter(|_| !tables.rooms.contains_key(&room)).map(|(cause, _)| cause);
+    let refusal = match buried {
+        Some(cause) => Err(cause.clone()),
+        None => refusal,
+    };
     let refused = match (refusal, tables.rooms.get(&room).map(|entry| &entry.room)) {
         (Err(refusal), _) => Some(refusal),
         (Ok(()), Some(Room::Receiver(_))) => {

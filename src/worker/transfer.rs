@@ -63,6 +63,8 @@ pub struct Transfers {
     flights: Vec<Flight>,
     slice: Slice,
     settled: Vec<(u64, Settled)>,
+    /// Rooms of which a slice has landed since the last report.
+    progressed: Vec<u64>,
 }
 
 impl Transfers {
@@ -76,6 +78,7 @@ impl Transfers {
             flights: Vec::new(),
             slice: Slice::default(),
             settled: Vec::new(),
+            progressed: Vec::new(),
         }
     }
 
@@ -159,7 +162,13 @@ impl Transfers {
                     let error = transfer_error(&active.queued.job, &failure);
                     active.failure.get_or_insert(error);
                 }
-                _ => active.landed_bytes += flight.num_bytes,
+                _ => {
+                    active.landed_bytes += flight.num_bytes;
+                    let room = active.queued.job.room;
+                    if self.progressed.last() != Some(&room) {
+                        self.progressed.push(room);
+                    }
+                }
             }
         }
         busy
@@ -206,13 +215,18 @@ impl Transfers {
 
     /// Tells the rooms what has settled.
     fn report(&mut self) -> bool {
-        if self.settled.is_empty() {
+        if self.settled.is_empty() && self.progressed.is_empty() {
             return false;
         }
         let counters = &self.shared.counters;
         let mut tables = self.shared.tables();
         let before = tables.num_changes;
         let now = self.shared.now();
+        for room in self.progressed.drain(..) {
+            if let Some(Room::Sender(sender)) = tables.rooms.get_mut(&room).map(|entry| &mut entry.room) {
+                sender.progressed(now);
+            }
+        }
         for (room, settled) in self.settled.drain(..) {
             count(&counters.chunks_sent);
             counters.bytes_sent.fetch_add(settled.num_bytes, Ordering::Relaxed);
