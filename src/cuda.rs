@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::LazyLock;
+
 use crate::error::*;
 use crate::nixl::MemoryKind;
 use cudarc::driver::{result, sys};
@@ -9,11 +11,12 @@ use cudarc::driver::{result, sys};
 /// Whether a CUDA driver library can be loaded here and finds at least one device. `cudarc` panics without the
 /// library, so nothing else of it may run before this has said yes.
 fn available() -> bool {
-    // SAFETY: only looks for the library file and loads it.
-    if !unsafe { sys::is_culib_present() } {
-        return false;
-    }
-    result::init().is_ok() && result::device::get_count().is_ok_and(|count| count > 0)
+    static AVAILABLE: LazyLock<bool> = LazyLock::new(|| {
+        // SAFETY: only looks for the library file and loads it.
+        let present = unsafe { sys::is_culib_present() };
+        present && result::init().is_ok() && result::device::get_count().is_ok_and(|count| count > 0)
+    });
+    *AVAILABLE
 }
 
 /// The kind and device of the memory at `address`. Without a CUDA driver everything is host memory.

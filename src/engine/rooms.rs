@@ -275,10 +275,7 @@ impl Engine {
     /// comes for it is answered with the failure then.
     pub fn abort(&self, room: u64, reason: &str) -> Result<()> {
         let shared = self.shared();
-        let mut tables = shared.tables();
-        if tables.shut_down {
-            return Err(shut_down_error());
-        }
+        let (mut tables, published) = self.tables_with_regions()?;
         let before = tables.num_changes;
         let text = match reason {
             "" => format!("room {room} was aborted by {}", shared.name),
@@ -298,7 +295,6 @@ impl Engine {
                 );
             }
             let mut out = Vec::new();
-            let published = shared.published();
             let now = shared.now();
             let mut sender = tables.draft_sender(shared, &published, room, now, &mut out)?;
             sender.abort(cause, &mut out);
