@@ -1,5 +1,7 @@
 //! Grants: a room's destination indices, in as many messages as they need.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use super::{DecodeError, MAX_MESSAGE_BYTES, Message};
@@ -64,10 +66,15 @@ fn expand(runs: &Runs, budget: &mut u64) -> Result<Vec<i32>, DecodeError> {
     Ok(indices)
 }
 
-/// Bytes of a grant that one message carries: what is left beside the longest other fields.
+/// Bytes of a grant in every fragment but the last, which may be shorter. Beside them stand at most 43: the frame's
+/// header (8), the kind (1), room, generation and revision (10 each), two fragment numbers (5 each, of which a grant's
+/// bounds leave 4), the payload's length (2).
 const FRAGMENT: usize = MAX_MESSAGE_BYTES - 56;
-/// Fragments of one grant; a page list needs at most 11 bytes an entry.
-const MAX_FRAGMENTS: u32 = 1 << 18;
+/// Most indices in one grant, whatever the receiver's region table claims: they bound what a peer can make us allocate.
+pub const MAX_GRANT_INDICES: u64 = 1 << 24;
+/// An index takes at most 6 bytes: 5 for where its run starts, 1 for how long it is. 4 KiB are left for the rest.
+const MAX_INDEX_BYTES: u64 = 6;
+const MAX_OTHER_BYTES: u64 = 4096;
 
 /// Cuts a grant into messages.
 pub fn split_grant(room: u64, generation: u64, revision: u64, body: &GrantBody) -> Vec<Message> {
@@ -99,8 +106,7 @@ pub fn split_grant(room: u64, generation: u64, revision: u64, body: &GrantBody) 
 #[derive(Debug, Default)]
 pub struct GrantAssembly {
     num_fragments: u32,
-    fragments: std::collections::BTreeMap<u32, Vec<u8>>,
-    num_bytes: usize,
+    fragments: BTreeMap<u32, Vec<u8>>,
 }
 
 impl GrantAssembly {
@@ -113,8 +119,14 @@ impl GrantAssembly {
         payload: &[u8],
         max_items: u64,
     ) -> Result<Option<GrantBody>, DecodeError> {
-        if fragment >= num_fragments || num_fragments > MAX_FRAGMENTS || payload.len() > MAX_MESSAGE_BYTES {
+        let max_items = max_items.min(MAX_GRANT_INDICES);
+        let most = max_items * MAX_INDEX_BYTES + MAX_OTHER_BYTES;
+        if fragment >= num_fragments || u64::from(num_fragments) > most.div_ceil(FRAGMENT as u64) {
             return Err(DecodeError::Bounds);
+        }
+        let shortest = if fragment == num_fragments - 1 { 1 } else { FRAGMENT };
+        if !(shortest..=FRAGMENT).contains(&payload.len()) {
+            return Err(DecodeError::Body);
         }
         if self.fragments.is_empty() {
             self.num_fragments = num_fragments;
@@ -124,12 +136,6 @@ impl GrantAssembly {
             Some(known) if known != payload => return Err(DecodeError::Body),
             Some(_) => return Ok(None),
             None => {}
-        }
-        // An entry takes at most 15 bytes; the rest of a grant is small.
-        let most = max_items.saturating_mul(15).saturating_add(4096);
-        self.num_bytes += payload.len();
-        if self.num_bytes as u64 > most {
-            return Err(DecodeError::Bounds);
         }
         self.fragments.insert(fragment, payload.to_vec());
         if self.fragments.len() < num_fragments as usize {
@@ -143,8 +149,9 @@ impl GrantAssembly {
         let mut budget = max_items;
         let pages = expand(&coded.pages, &mut budget)?;
         let mut states = Vec::new();
+        let mut groups = BTreeSet::new();
         for (group, runs) in &coded.states {
-            if states.iter().any(|(other, _)| other == group) {
+            if !groups.insert(*group) {
                 return Err(DecodeError::Body);
             }
             states.push((*group, expand(runs, &mut budget)?));

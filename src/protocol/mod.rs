@@ -12,7 +12,7 @@ mod grant;
 mod tests;
 
 pub use card::{Card, decode_card, encode_card};
-pub use grant::{GrantAssembly, GrantBody, split_grant};
+pub use grant::{GrantAssembly, GrantBody, MAX_GRANT_INDICES, split_grant};
 
 /// The version of everything that engines tell each other.
 pub const WIRE_VERSION: u8 = 1;
