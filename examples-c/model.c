@@ -175,8 +175,9 @@ void model_destroy(model_t *model) {
     }
     for (uint32_t i = 0; i < MODEL_LAYERS; i++) {
         layer_t *layer = &model->layers[i];
-        matrix_t *matrices[] = {&layer->query,  &layer->key,   &layer->value, &layer->input,   &layer->gate, &layer->forget,
-                                &layer->admit, &layer->output, &layer->up,    &layer->up_gate, &layer->down};
+        matrix_t *matrices[] = {&layer->query,  &layer->key,    &layer->value,  &layer->input,
+                                &layer->gate,   &layer->forget, &layer->admit,  &layer->output,
+                                &layer->up,     &layer->up_gate, &layer->down};
         for (uint32_t j = 0; j < sizeof matrices / sizeof matrices[0]; j++) {
             free(matrices[j]->data); /* NULL where this kind of layer has none */
         }
@@ -408,8 +409,9 @@ static void attend_segment(const model_t *model, const cache_t *cache, workspace
         memcpy(page_of(cache->v[layer], page) + in_page, workspace->c[row], MODEL_KV_DIM * sizeof(float));
     }
     uint32_t end = sequence->num_tokens + segment->num_tokens;
+    uint32_t num_pages = (end + MODEL_PAGE_TOKENS - 1) / MODEL_PAGE_TOKENS;
     for (uint32_t kv_head = 0; kv_head < MODEL_KV_HEADS; kv_head++) {
-        transpose_keys(workspace, sequence, cache->k[layer], kv_head, (end + MODEL_PAGE_TOKENS - 1) / MODEL_PAGE_TOKENS);
+        transpose_keys(workspace, sequence, cache->k[layer], kv_head, num_pages);
         for (uint32_t i = 0; i < segment->num_tokens; i++) {
             for (uint32_t head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++) {
                 uint32_t at = head * MODEL_HEAD_DIM;

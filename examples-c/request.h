@@ -23,14 +23,14 @@ typedef struct result {
     int32_t tokens[REQUEST_NEW_TOKENS];
     uint64_t digest; /* of the logits of every new token */
     /* the rest is of a transferred request only */
+    int32_t error; /* NIXL_OK, or the code that its room failed with */
+    uint32_t reserved;
     uint32_t num_pages;
     uint32_t num_chunks;
     uint64_t num_bytes; /* KV, state and aux, as the library counted what landed */
-    uint64_t state_bytes;
-    uint64_t aux_bytes;
     uint64_t num_descriptors;
-    uint64_t first_ns; /* the first chunk was accepted; on the machine's monotonic clock, as the next two */
-    uint64_t last_ns;  /* the last chunk was accepted */
+    uint64_t first_ns;  /* the first chunk was handed to nixlkv; on the machine's monotonic clock, as the next two */
+    uint64_t last_ns;   /* the last chunk was */
     uint64_t landed_ns; /* the decode side saw success */
 } result_t;
 

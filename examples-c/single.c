@@ -125,7 +125,8 @@ static int decode_steps(const runner_t *runner, sequence_t *sequences, uint32_t 
 }
 
 /* The digest of a few sequences, run with the given chunks and batching, on pages that are `stride` apart. */
-static int test_run(const runner_t *runner, uint32_t chunk_tokens, int batched, int32_t stride, int flip, uint64_t *digest) {
+static int test_run(const runner_t *runner, uint32_t chunk_tokens, int batched, int32_t stride, int flip,
+                    uint64_t *digest) {
     static const uint32_t requests[TEST_SEQUENCES] = {0, 2, 4};
     static int32_t pages[TEST_SEQUENCES][MAX_PAGES];
     static float logits[TEST_SEQUENCES][MODEL_VOCAB];
