@@ -94,6 +94,7 @@ static int open_room(client_t *client, request_t *request) {
     params.aux_index = &request->aux;
     params.states = &state;
     params.num_states = 1;
+    request->result->opened_ns = now_ns();
     if (nixlkv_recv(client->endpoint.engine, &params) != NIXL_OK) {
         return endpoint_error(&client->endpoint, "nixlkv_recv");
     }

@@ -229,19 +229,20 @@ static double ms_between(uint64_t from_ns, uint64_t to_ns) {
 static uint32_t print_table(const result_t *expected, const result_t *moved, uint32_t num) {
     uint64_t total_bytes = 0;
     uint32_t total_prompt = 0, num_good = 0;
-    printf("        prompt                  KV    state      aux    NIXL    first chunk     last chunk  tokens\n"
-           "request tokens pages chunks    KiB      KiB      KiB   descr.  to landed ms   to landed ms  identical\n");
+    printf("        prompt                  KV   state     aux    NIXL   milliseconds until landed from   tokens\n"
+           "request tokens pages chunks    KiB     KiB     KiB  descr.  opening  first chunk last chunk  identical\n");
     for (uint32_t i = 0; i < num; i++) {
         const result_t *result = &moved[i];
         int identical = is_identical(&expected[i], result), complete = is_complete(result);
-        printf("%7u %6u %5u %6u %6u %8.1f %8.1f %8llu ", result->index, result->num_prompt, result->num_pages,
+        printf("%7u %6u %5u %6u %6u %7.1f %7.1f %7llu ", result->index, result->num_prompt, result->num_pages,
                result->num_chunks, result->num_pages * PAGE_BYTES / 1024, STATE_BYTES / 1024.0, AUX_BYTES / 1024.0,
                (unsigned long long)result->num_descriptors);
         if (complete) {
-            printf("%13.1f %14.1f  %s\n", ms_between(result->first_ns, result->landed_ns),
-                   ms_between(result->last_ns, result->landed_ns), identical ? "yes" : "NO");
+            printf("%8.1f %12.1f %10.1f  %s\n", ms_between(result->opened_ns, result->landed_ns),
+                   ms_between(result->first_ns, result->landed_ns), ms_between(result->last_ns, result->landed_ns),
+                   identical ? "yes" : "NO");
         } else {
-            printf("%13s %14s  NO, not all has landed\n", "-", "-");
+            printf("%8s %12s %10s  NO, not all has landed\n", "-", "-", "-");
         }
         total_bytes += result->num_bytes;
         total_prompt += result->num_prompt;

@@ -18,8 +18,9 @@
 #include <unistd.h>
 
 enum {
-    NUM_PAGES = 320, /* far fewer than all prompts together take: pages are used again */
-    NUM_SLOTS = 6,
+    MAX_ACTIVE = 4,  /* prompts that are computed in turn, a chunk of each */
+    NUM_PAGES = 400, /* far fewer than all prompts together take: pages are used again */
+    NUM_SLOTS = 2 * MAX_ACTIVE,
     MAX_PROMPT_PAGES = (REQUEST_MAX_PROMPT + MODEL_PAGE_TOKENS - 1) / MODEL_PAGE_TOKENS,
     POOL_SEED = 11,
     ACCEPT_TIMEOUT_MS = 60000,
@@ -57,7 +58,8 @@ typedef struct server {
     workspace_t *workspace;
     job_t jobs[REQUEST_MAX];
     uint32_t num_jobs;
-    uint32_t current;    /* the job that is computed, or waits for pages; num_jobs: none */
+    uint32_t num_started; /* jobs that have left PHASE_WAITING; they do so in their order */
+    uint32_t current;     /* the job whose chunk was computed last */
     uint32_t num_failed;
     uint64_t num_events; /* counts whatever happens */
     int ended;           /* decode has all it needs */
@@ -125,7 +127,7 @@ static int receive(server_t *server, int timeout_ms) {
 
 /* ---- one chunk ---- */
 
-/* Takes what the prompt needs, or leaves it waiting. */
+/* Takes what the prompt needs, or leaves it waiting for others to give theirs back. */
 static void start_job(server_t *server, job_t *job) {
     endpoint_t *endpoint = &server->endpoint;
     if (pool_take(&endpoint->aux, 1, &job->aux) != 0) {
@@ -170,7 +172,7 @@ static int send_chunk(server_t *server, job_t *job, uint32_t begin) {
     }
     uint64_t handed_over = now_ns(), deadline = handed_over + QUEUE_TIMEOUT_MS * 1000000ull;
     int32_t status = nixlkv_send_chunk(server->endpoint.engine, &chunk);
-    while (status == NIXL_ERR_QUEUE_FULL && handed_over < deadline) {
+    while (status == NIXL_ERR_QUEUE_FULL && handed_over < deadline) { /* refused whole: try the same again */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         handed_over = now_ns();
         status = nixlkv_send_chunk(server->endpoint.engine, &chunk);
@@ -246,10 +248,9 @@ static int finish_job(server_t *server, job_t *job, const nixlkv_room_status_t *
     return 0;
 }
 
-/* Looks at the rooms whose last chunk is accepted. Counts those that go on. */
-static int harvest(server_t *server, uint32_t *num_open) {
+/* Looks at the rooms whose last chunk is accepted, and finishes those that nothing reads from any more. */
+static int harvest(server_t *server) {
     nixlkv_room_status_t status;
-    *num_open = 0;
     for (uint32_t i = 0; i < server->num_jobs; i++) {
         job_t *job = &server->jobs[i];
         if (job->phase != PHASE_SENT) {
@@ -259,9 +260,7 @@ static int harvest(server_t *server, uint32_t *num_open) {
             nixlkv_poll(server->endpoint.engine, job->room, &status) != NIXL_OK) {
             return endpoint_error(&server->endpoint, "nixlkv_poll");
         }
-        if (!status.quiesced) {
-            *num_open += 1;
-        } else if (finish_job(server, job, &status) != 0) {
+        if (status.quiesced && finish_job(server, job, &status) != 0) {
             return -1;
         }
     }
@@ -270,25 +269,47 @@ static int harvest(server_t *server, uint32_t *num_open) {
 
 /* ---- the loop ---- */
 
+/* Starts what there is room for. */
+static void start_jobs(server_t *server) {
+    uint32_t num_active = 0;
+    for (uint32_t i = 0; i < server->num_started; i++) {
+        num_active += server->jobs[i].phase == PHASE_COMPUTING;
+    }
+    while (num_active < MAX_ACTIVE && server->num_started < server->num_jobs) {
+        job_t *job = &server->jobs[server->num_started];
+        start_job(server, job);
+        if (job->phase == PHASE_WAITING) {
+            break;
+        }
+        server->num_started++;
+        num_active++;
+    }
+}
+
+/* The active job whose turn it is, so that short prompts do not wait for the end of long ones. NULL: none is active. */
+static job_t *next_job(server_t *server) {
+    for (uint32_t i = 1; i <= server->num_started; i++) {
+        uint32_t index = (server->current + i) % server->num_started;
+        if (server->jobs[index].phase == PHASE_COMPUTING) {
+            server->current = index;
+            return &server->jobs[index];
+        }
+    }
+    return NULL;
+}
+
 /* Does one piece of work, or waits a little when there is none. */
 static int step(server_t *server) {
     enum { IDLE_MS = 5 };
-    uint32_t num_open;
-    if (server->current < server->num_jobs && server->jobs[server->current].phase >= PHASE_SENT) {
-        server->current++;
-    }
-    job_t *job = server->current < server->num_jobs ? &server->jobs[server->current] : NULL;
-    if (job != NULL && job->phase == PHASE_WAITING) {
-        start_job(server, job);
-    }
-    int computing = job != NULL && job->phase == PHASE_COMPUTING;
-    if (computing && compute_chunk(server, job) != 0) {
+    start_jobs(server);
+    job_t *job = next_job(server);
+    if (job != NULL && compute_chunk(server, job) != 0) {
         return -1;
     }
-    if (harvest(server, &num_open) != 0) {
+    if (harvest(server) != 0) {
         return -1;
     }
-    return receive(server, computing ? 0 : IDLE_MS);
+    return receive(server, job != NULL ? 0 : IDLE_MS);
 }
 
 static int serve(server_t *server, const char *path) {

@@ -29,7 +29,8 @@ typedef struct result {
     uint32_t num_chunks;
     uint64_t num_bytes; /* KV, state and aux, as the library counted what landed */
     uint64_t num_descriptors;
-    uint64_t first_ns;  /* the first chunk was handed to nixlkv; on the machine's monotonic clock, as the next two */
+    uint64_t opened_ns; /* decode opened the room; on the machine's monotonic clock, as the next three */
+    uint64_t first_ns;  /* the first chunk was handed to nixlkv */
     uint64_t last_ns;   /* the last chunk was */
     uint64_t landed_ns; /* the decode side saw success */
 } result_t;

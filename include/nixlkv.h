@@ -169,6 +169,8 @@
 #define NIXL_ERR_PROTOCOL (-425)
 /** transfers were still in progress when the drain's time limit passed (retryable) */
 #define NIXL_ERR_DRAIN_TIMEOUT (-426)
+/** a posted transfer made no progress within its time limit (retryable) */
+#define NIXL_ERR_XFER_STALLED (-427)
 /** a fault inside nixlkv: please report it */
 #define NIXL_ERR_INTERNAL (-501)
 
@@ -443,6 +445,11 @@ typedef struct nixlkv_engine_config_t {
      * Milliseconds of silence after which a peer counts as lost. 0: 5000.
      */
     uint64_t liveness_limit_ms;
+    /**
+     * Milliseconds that one posted transfer (at most 8 MiB, or one page) may take before its room fails with
+     * NIXL_ERR_XFER_STALLED; its pages stay with the room until the transport lets go of them. 0: 60000.
+     */
+    uint64_t stall_timeout_ms;
 } nixlkv_engine_config_t;
 
 /**
@@ -568,6 +575,60 @@ typedef struct nixlkv_stats_t {
      */
     uint64_t messages_duplicate;
 } nixlkv_stats_t;
+
+/**
+ * What an operator asks when something seems to hang: all of it is of this moment.
+ */
+typedef struct nixlkv_health_t {
+    /**
+     * sizeof(nixlkv_health_t) of the caller.
+     */
+    uint32_t struct_size;
+    /**
+     * Zero.
+     */
+    uint32_t reserved;
+    /**
+     * Milliseconds since the oldest transfer in progress was posted; 0: none is. Up to 20 ms late.
+     */
+    uint64_t oldest_transfer_ms;
+    /**
+     * The room of the oldest transfer in progress.
+     */
+    uint64_t oldest_transfer_room;
+    /**
+     * Peers that are connected, lost ones included.
+     */
+    uint64_t num_peers;
+    /**
+     * Peers that have missed two heartbeats and are not lost.
+     */
+    uint64_t num_peers_suspect;
+    /**
+     * Peers that have been silent for longer than the liveness limit and whose connection is still open.
+     */
+    uint64_t num_peers_silent;
+    /**
+     * Peers whose connection broke.
+     */
+    uint64_t num_peers_lost;
+    /**
+     * Rooms that have failed and are not quiesced.
+     */
+    uint64_t num_rooms_quarantined;
+    /**
+     * Destination pages of such rooms.
+     */
+    uint64_t num_pages_quarantined;
+    /**
+     * Grants that wait for the first chunk of their room.
+     */
+    uint64_t num_grants_parked;
+    /**
+     * Connections that close when the last transfer on them has settled.
+     */
+    uint64_t num_connections_closing;
+} nixlkv_health_t;
 
 /**
  * One buffer to register. Set up by nixlkv_region_init. The memory stays the caller's; it must stay mapped until it is
@@ -800,6 +861,14 @@ typedef struct nixlkv_room_status_t {
      * Receiver: senders whose part is not complete; after a failure, senders that have not drained.
      */
     uint64_t num_pending_senders;
+    /**
+     * 1: a peer of the room has missed two heartbeats. It is not lost yet, or it is lost and its pages wait for it.
+     */
+    uint32_t suspect;
+    /**
+     * Zero.
+     */
+    uint32_t reserved;
 } nixlkv_room_status_t;
 
 #ifdef __cplusplus
@@ -929,6 +998,23 @@ int32_t nixlkv_nixl_info(const struct nixlkv_engine_t *engine, struct nixlkv_nix
  * Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_STRUCT_SIZE, NIXL_ERR_INTERNAL.
  */
 int32_t nixlkv_stats(const struct nixlkv_engine_t *engine, struct nixlkv_stats_t *stats);
+
+/**
+ * Zeroes a health struct and sets its size.
+ *
+ * health: the caller's struct. struct_size: sizeof(nixlkv_health_t).
+ * Any thread; never blocks. Errors: NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_STRUCT_SIZE.
+ */
+int32_t nixlkv_health_init(struct nixlkv_health_t *health, uint32_t struct_size);
+
+/**
+ * Tells what may be stuck: the oldest transfer in progress, suspected and silent peers, quarantined pages.
+ *
+ * health: set up by nixlkv_health_init; written on success only.
+ * Any thread; never blocks.
+ * Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_STRUCT_SIZE, NIXL_ERR_INTERNAL.
+ */
+int32_t nixlkv_health(const struct nixlkv_engine_t *engine, struct nixlkv_health_t *health);
 
 /**
  * Zeroes a region and sets its size.

@@ -120,6 +120,7 @@ status_table! {
     NIXL_ERR_WAIT_TIMEOUT = -424, true, "the wait's time limit passed first";
     NIXL_ERR_PROTOCOL = -425, false, "the peer sent something that contradicts the room";
     NIXL_ERR_DRAIN_TIMEOUT = -426, true, "transfers were still in progress when the drain's time limit passed";
+    NIXL_ERR_XFER_STALLED = -427, true, "a posted transfer made no progress within its time limit";
 
     NIXL_ERR_INTERNAL = -501, false, "a fault inside nixlkv: please report it";
 }

@@ -39,6 +39,7 @@ fn rust_layouts() -> Vec<Layout> {
             struct_size, role, name, nixl_library, backend, backend_params, num_backend_params, cache_dtype,
             num_workers, queue_depth, max_rooms, log_level, log_callback, log_user_data, create_timeout_ms,
             connect_timeout_ms, grant_timeout_ms, room_timeout_ms, heartbeat_interval_ms, liveness_limit_ms,
+            stall_timeout_ms,
         },
         nixlkv_nixl_info_t {
             struct_size, num_plugins, library_path, backend, plugins, backend_params, num_backend_params,
@@ -48,6 +49,11 @@ fn rust_layouts() -> Vec<Layout> {
             chunks_pending, chunks_sent, bytes_sent, descriptors_sent, transfers_posted, transfers_in_flight,
             transfers_failed, messages_sent, messages_received, messages_malformed, messages_unknown_peer,
             messages_unknown_room, messages_stale, messages_duplicate,
+        },
+        nixlkv_health_t {
+            struct_size, reserved, oldest_transfer_ms, oldest_transfer_room, num_peers, num_peers_suspect,
+            num_peers_silent, num_peers_lost, num_rooms_quarantined, num_pages_quarantined, num_grants_parked,
+            num_connections_closing,
         },
         nixlkv_region_t {
             struct_size, kind, address, len, item_len, layer_id, part, group, memory_kind, device_id, flags,
@@ -61,7 +67,7 @@ fn rust_layouts() -> Vec<Layout> {
         nixlkv_chunk_t { struct_size, flags, room, pages, num_pages, page_offset, aux_index, states, num_states },
         nixlkv_room_status_t {
             struct_size, state, error, quiesced, error_text, num_chunks, num_pages, num_bytes, num_descriptors,
-            num_pending_chunks, num_pending_senders,
+            num_pending_chunks, num_pending_senders, suspect, reserved,
         },
     }
 }

@@ -147,7 +147,11 @@ impl Tables {
         if entry.standing == Standing::Closed {
             return;
         }
-        log::warn!("peer {} is lost: {cause}", entry.name);
+        if cause.code == NIXL_ERR_PEER_DISCONNECTED {
+            log::info!("peer {} has left: {cause}", entry.name);
+        } else {
+            log::warn!("peer {} is lost: {cause}", entry.name);
+        }
         entry.standing = Standing::Closed;
         entry.closed_because = Some(cause.clone());
         entry.link.closed.store(true, std::sync::atomic::Ordering::Release);

@@ -12,7 +12,7 @@
 //! `memory`, then `published`, then `tables`. `tables` is never held over a call of NIXL, a callback or a wait other
 //! than the condition variable's.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{JoinHandle, Thread};
@@ -35,7 +35,7 @@ mod tables;
 
 pub use peers::{Link, ROLE_DECODE, ROLE_PREFILL, Standing};
 pub use rooms::{RecvRequest, WaitFor};
-pub use tables::{Outgoing, Parked, ParkedItem, QueuedJob, Tables, check_grant};
+pub use tables::{Outgoing, Parked, ParkedItem, QueuedJob, Tables, Tombstone, check_grant};
 
 /// What an engine is created with. Defaults are filled in by the caller.
 #[derive(Debug, Clone)]
@@ -72,6 +72,17 @@ pub struct Config {
     pub heartbeat_interval: Millis,
     /// How long a peer may be silent.
     pub liveness_limit: Millis,
+    /// How long a posted transfer may take.
+    pub stall_timeout: Millis,
+}
+
+/// The oldest transfer in progress of a transfer thread, as of its last look at the clock.
+#[derive(Debug, Default)]
+pub struct Oldest {
+    /// When it was posted; 0: nothing is in progress.
+    pub posted: AtomicU64,
+    /// Its room.
+    pub room: AtomicU64,
 }
 
 /// What the callers' threads and ours share.
@@ -84,6 +95,8 @@ pub struct Shared {
     pub instance: [u8; 16],
     /// The NIXL agent.
     pub agent: Arc<dyn Agent>,
+    /// The oldest transfer in progress of each thread.
+    pub oldest: Vec<Oldest>,
     /// Path of NIXL's library.
     pub library_path: String,
     /// What is registered.
@@ -137,6 +150,31 @@ impl Shared {
             self.wake();
         }
     }
+}
+
+/// What [`Engine::health`] tells. Times in milliseconds.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Health {
+    /// Age of the oldest transfer in progress.
+    pub oldest_transfer: Millis,
+    /// Its room.
+    pub oldest_room: u64,
+    /// Peers connected, lost ones included.
+    pub peers: u64,
+    /// Peers that have missed two heartbeats.
+    pub peers_suspect: u64,
+    /// Peers silent for longer than the liveness limit.
+    pub peers_silent: u64,
+    /// Peers whose connection broke.
+    pub peers_lost: u64,
+    /// Rooms that have failed and are not quiesced.
+    pub rooms_quarantined: u64,
+    /// Destination pages of such rooms.
+    pub pages_quarantined: u64,
+    /// Grants for rooms that are not open here.
+    pub grants_parked: u64,
+    /// Connections that wait for their transfers before they close.
+    pub connections_closing: u64,
 }
 
 /// One engine.
@@ -242,6 +280,7 @@ impl Engine {
             name,
             instance,
             agent,
+            oldest: (0..num_workers).map(|_| Oldest::default()).collect(),
             library_path,
             memory: Mutex::new(Memory::default()),
             published: RwLock::new(Published { table: Arc::new(RegionTable::new(Vec::new())?), revision: 0 }),
@@ -380,6 +419,39 @@ impl Engine {
             tables = self.shared.changed.wait_timeout(tables, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+
+    /// What an operator asks when something seems to hang.
+    pub fn health(&self) -> Health {
+        let shared = &self.shared;
+        let now = shared.now();
+        let mut health = Health::default();
+        for oldest in &shared.oldest {
+            let posted = oldest.posted.load(Ordering::Acquire);
+            let age = now.saturating_sub(posted).max(1);
+            if posted != 0 && age > health.oldest_transfer {
+                health.oldest_transfer = age;
+                health.oldest_room = oldest.room.load(Ordering::Acquire);
+            }
+        }
+        let tables = shared.tables();
+        for peer in tables.peers.iter() {
+            health.peers += 1;
+            match peer.standing {
+                Standing::Silent => health.peers_silent += 1,
+                Standing::Closed => health.peers_lost += 1,
+                Standing::Ready | Standing::Connecting => {
+                    health.peers_suspect += u64::from(tables.suspects.contains(&peer.link.peer));
+                }
+            }
+        }
+        for entry in tables.rooms.values().filter(|entry| entry.room.state().ended() && !entry.room.quiesced()) {
+            health.rooms_quarantined += 1;
+            health.pages_quarantined += entry.claim.as_ref().map_or(0, |claim| claim.pages.len() as u64);
+        }
+        health.grants_parked = tables.num_parked as u64;
+        health.connections_closing = tables.closing.len() as u64;
+        health
     }
 
     /// Says goodbye and ends the threads.

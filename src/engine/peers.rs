@@ -85,6 +85,24 @@ pub struct Peer {
     pub closed_because: Option<Error>,
 }
 
+impl Peer {
+    /// Whether it has been silent for so long that something may be wrong, but not yet for the liveness limit: two
+    /// heartbeats have gone without an answer.
+    pub fn is_suspect(&self, now: Millis, heartbeat_interval: Millis) -> bool {
+        match self.standing {
+            Standing::Ready => {
+                now.saturating_sub(self.last_heard)
+                    >= heartbeat_interval.saturating_mul(2).saturating_add(SUSPECT_SLACK)
+            }
+            Standing::Silent => true,
+            Standing::Connecting | Standing::Closed => false,
+        }
+    }
+}
+
+/// What an answer may take beyond its heartbeat.
+const SUSPECT_SLACK: Millis = 100;
+
 /// All peers.
 #[derive(Debug, Default)]
 pub struct Peers {

@@ -218,7 +218,12 @@ impl Engine {
     pub fn poll(&self, room: u64) -> Result<View> {
         let tables = self.shared().tables();
         match tables.rooms.get(&room) {
-            Some(entry) => Ok(entry.room.view()),
+            Some(entry) => {
+                let mut view = entry.room.view();
+                // An ended and quiesced room needs nothing of its peers any more.
+                view.suspect = !view.quiesced && tables.suspects.iter().any(|peer| entry.room.concerns(*peer));
+                Ok(view)
+            }
             None if tables.parked.contains_key(&room) => {
                 let items = &tables.parked[&room];
                 let cause = items.iter().find_map(|item| match &item.item {
@@ -235,6 +240,7 @@ impl Engine {
                     num_descriptors: 0,
                     num_pending_chunks: 0,
                     num_pending_senders: 0,
+                    suspect: false,
                 })
             }
             None => fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here"),

@@ -94,6 +94,17 @@ pub struct ParkedItem {
     pub expires: Millis,
 }
 
+/// What is kept of a failed room that was released while receivers had still to be told.
+#[derive(Debug)]
+pub struct Tombstone {
+    /// Why it failed.
+    pub cause: Error,
+    /// When it is dropped.
+    pub expires: Millis,
+    /// How many receivers have been told.
+    pub num_told: u32,
+}
+
 /// A control message on its way out.
 #[derive(Debug)]
 pub struct Outgoing {
@@ -124,11 +135,13 @@ pub struct Tables {
     pub num_parked: usize,
     /// Why rooms failed that were released before every receiver had granted: a grant that comes late is answered with
     /// it, until the room is opened again or the time is over.
-    pub tombstones: HashMap<u64, (Error, Millis)>,
+    pub tombstones: HashMap<u64, Tombstone>,
     /// Grants of which fragments are missing.
     pub assemblies: HashMap<(PeerId, u64), (u64, GrantAssembly)>,
     /// The peers.
     pub peers: Peers,
+    /// Peers that have missed two heartbeats, as of the last look at the clock.
+    pub suspects: Vec<PeerId>,
     /// Connections that close as soon as nothing is in flight on them.
     pub closing: Vec<(Arc<Link>, Error)>,
     /// Control messages to send.
@@ -163,6 +176,7 @@ impl Tables {
             tombstones: HashMap::new(),
             assemblies: HashMap::new(),
             peers: Peers::default(),
+            suspects: Vec::new(),
             closing: Vec::new(),
             outbox: VecDeque::new(),
             jobs: (0..num_workers).map(|_| VecDeque::new()).collect(),
@@ -263,10 +277,10 @@ impl Tables {
             );
         }
         if let Some(Entry { room: Room::Sender(sender), .. }) = self.rooms.remove(&id)
-            && let Some(cause) = sender.owes_an_answer()
+            && let Some((cause, num_told)) = sender.owes_an_answer()
             && self.tombstones.len() < limit
         {
-            self.tombstones.insert(id, (cause.clone(), keep_until));
+            self.tombstones.insert(id, Tombstone { cause: cause.clone(), expires: keep_until, num_told });
         }
         Ok(())
     }

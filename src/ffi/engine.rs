@@ -106,6 +106,9 @@ pub struct nixlkv_engine_config_t {
     pub heartbeat_interval_ms: u64,
     /// Milliseconds of silence after which a peer counts as lost. 0: 5000.
     pub liveness_limit_ms: u64,
+    /// Milliseconds that one posted transfer (at most 8 MiB, or one page) may take before its room fails with
+    /// NIXL_ERR_XFER_STALLED; its pages stay with the room until the transport lets go of them. 0: 60000.
+    pub stall_timeout_ms: u64,
 }
 
 // SAFETY: see Sized32; the sizes and offsets are asserted in tests/abi.rs.
@@ -184,6 +187,39 @@ pub struct nixlkv_stats_t {
 
 // SAFETY: see Sized32.
 unsafe impl Sized32 for nixlkv_stats_t {}
+
+/// What an operator asks when something seems to hang: all of it is of this moment.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct nixlkv_health_t {
+    /// sizeof(nixlkv_health_t) of the caller.
+    pub struct_size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Milliseconds since the oldest transfer in progress was posted; 0: none is. Up to 20 ms late.
+    pub oldest_transfer_ms: u64,
+    /// The room of the oldest transfer in progress.
+    pub oldest_transfer_room: u64,
+    /// Peers that are connected, lost ones included.
+    pub num_peers: u64,
+    /// Peers that have missed two heartbeats and are not lost.
+    pub num_peers_suspect: u64,
+    /// Peers that have been silent for longer than the liveness limit and whose connection is still open.
+    pub num_peers_silent: u64,
+    /// Peers whose connection broke.
+    pub num_peers_lost: u64,
+    /// Rooms that have failed and are not quiesced.
+    pub num_rooms_quarantined: u64,
+    /// Destination pages of such rooms.
+    pub num_pages_quarantined: u64,
+    /// Grants that wait for the first chunk of their room.
+    pub num_grants_parked: u64,
+    /// Connections that close when the last transfer on them has settled.
+    pub num_connections_closing: u64,
+}
+
+// SAFETY: see Sized32.
+unsafe impl Sized32 for nixlkv_health_t {}
 
 /// Zeroes a configuration and sets its size.
 ///
@@ -303,6 +339,7 @@ unsafe fn config_from_c(raw: &nixlkv_engine_config_t) -> Result<Config> {
         room_timeout: or(raw.room_timeout_ms, 300_000),
         heartbeat_interval,
         liveness_limit,
+        stall_timeout: or(raw.stall_timeout_ms, 60_000),
     })
 }
 
@@ -456,6 +493,52 @@ pub unsafe extern "C" fn nixlkv_stats(engine: *const nixlkv_engine_t, stats: *mu
         };
         // SAFETY: the caller's promise.
         unsafe { params::write(stats, &value, "stats") }
+    })
+}
+
+/// Zeroes a health struct and sets its size.
+///
+/// health: the caller's struct. struct_size: sizeof(nixlkv_health_t).
+/// Any thread; never blocks. Errors: NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_STRUCT_SIZE.
+///
+/// # Safety
+///
+/// C contract: health points to struct_size writable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nixlkv_health_init(health: *mut nixlkv_health_t, struct_size: u32) -> i32 {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { params::init(health, struct_size, "health") })
+}
+
+/// Tells what may be stuck: the oldest transfer in progress, suspected and silent peers, quarantined pages.
+///
+/// health: set up by nixlkv_health_init; written on success only.
+/// Any thread; never blocks.
+/// Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_STRUCT_SIZE, NIXL_ERR_INTERNAL.
+///
+/// # Safety
+///
+/// C contract: health points to a nixlkv_health_t of its struct_size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nixlkv_health(engine: *const nixlkv_engine_t, health: *mut nixlkv_health_t) -> i32 {
+    guard(|| {
+        let now = handle::get(engine)?.health();
+        let value = nixlkv_health_t {
+            struct_size: 0,
+            reserved: 0,
+            oldest_transfer_ms: now.oldest_transfer,
+            oldest_transfer_room: now.oldest_room,
+            num_peers: now.peers,
+            num_peers_suspect: now.peers_suspect,
+            num_peers_silent: now.peers_silent,
+            num_peers_lost: now.peers_lost,
+            num_rooms_quarantined: now.rooms_quarantined,
+            num_pages_quarantined: now.pages_quarantined,
+            num_grants_parked: now.grants_parked,
+            num_connections_closing: now.connections_closing,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { params::write(health, &value, "health") }
     })
 }
 

@@ -144,6 +144,10 @@ pub struct nixlkv_room_status_t {
     pub num_pending_chunks: u64,
     /// Receiver: senders whose part is not complete; after a failure, senders that have not drained.
     pub num_pending_senders: u64,
+    /// 1: a peer of the room has missed two heartbeats. It is not lost yet, or it is lost and its pages wait for it.
+    pub suspect: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 // SAFETY: see Sized32.
@@ -344,6 +348,8 @@ pub unsafe extern "C" fn nixlkv_poll(
             num_descriptors: view.num_descriptors,
             num_pending_chunks: view.num_pending_chunks,
             num_pending_senders: view.num_pending_senders,
+            suspect: u32::from(view.suspect),
+            reserved: 0,
         };
         // SAFETY: the caller's promise.
         unsafe { params::write(status, &value, "status") }

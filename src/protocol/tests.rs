@@ -314,7 +314,7 @@ fn d4_lengths_that_lie_are_refused() {
             assert_eq!(result, Err(DecodeError::Body), "{payload:?}");
         }
     }
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 /// A grant as it is coded: receivers, aux, aux owner, runs of pages, runs of state slots by group.
@@ -546,7 +546,7 @@ fn d4_a_grant_allocates_no_more_than_its_budget() {
     assert!(assemble(&empty, 1 << 20).is_ok());
     let groups: Coded = (1, None, false, vec![], (0..300_000).map(|group| (group, vec![])).collect());
     assert_eq!(assemble(&groups, 1 << 20).unwrap().unwrap().states.len(), 300_000);
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
 }
 
 #[test]
@@ -727,7 +727,7 @@ fn d4_a_card_with_lying_lengths_or_fields_is_refused() {
         let body = [&postcard::to_stdvec(&bad).unwrap()[..], &[0, 0]].concat();
         assert_eq!(refused(&card_around(&body)).code, NIXL_ERR_METADATA_INVALID);
     }
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

@@ -132,6 +132,8 @@ pub struct View {
     pub num_pending_chunks: u64,
     /// Senders not complete, or after a failure not drained (receiver).
     pub num_pending_senders: u64,
+    /// A peer of the room is suspected to be gone. Filled in by the engine, which knows the clock.
+    pub suspect: bool,
 }
 
 /// Either machine.

@@ -427,6 +427,7 @@ impl Receiver {
             num_descriptors: 0,
             num_pending_chunks: 0,
             num_pending_senders: self.sources.iter().filter(pending).count() as u64,
+            suspect: false,
         }
     }
 

@@ -284,7 +284,13 @@ impl Sender {
     ) {
         if let Some(known) = self.grants.iter().find(|grant| grant.peer == peer) {
             // The same one again changes nothing; another generation means that the receiver has moved on.
-            if known.generation < generation {
+            if known.generation < generation && self.state() == State::Success {
+                let text = format!("room {}: the sender has not released its earlier life", self.room);
+                out.push(Action::Tell(
+                    peer,
+                    Message::Failed { room: self.room, generation, code: NIXL_ERR_ROOM_IN_USE, drained: true, text },
+                ));
+            } else if known.generation < generation {
                 let cause = Error::new(NIXL_ERR_PROTOCOL, format!("room {}: the receiver opened it again", self.room));
                 self.fail(cause, out);
                 out.push(Action::Tell(peer, self.failed_message(generation, true)));
@@ -293,6 +299,9 @@ impl Sender {
         }
         if self.cause.is_some() {
             out.push(Action::Tell(peer, self.failed_message(generation, true)));
+            // Answered: with it, nothing more is owed to this receiver.
+            let (in_flight, done, told, drained) = (0, false, true, true);
+            self.grants.push(Grant { peer, generation, body, groups, in_flight, done, told, drained });
             return;
         }
         if self.granted() {
@@ -356,10 +365,13 @@ impl Sender {
         self.last_progress = now;
         self.landed_bytes += settled.num_bytes;
         self.num_descriptors += settled.num_descriptors;
+        let mut confirmed = false;
         if let Some(grant) = self.grants.iter_mut().find(|grant| grant.peer == settled.peer) {
             grant.in_flight = grant.in_flight.saturating_sub(1);
+            confirmed = grant.done;
         }
-        match settled.result {
+        // A receiver that has confirmed everything may be gone before NIXL tells us that the transfer is complete.
+        match settled.result.or_else(|cause| if confirmed { Ok(true) } else { Err(cause) }) {
             Ok(true) => {
                 if let Some((left, pages)) = self.unsettled.get_mut(&settled.chunk) {
                     *left = left.saturating_sub(1);
@@ -516,12 +528,19 @@ impl Sender {
             num_descriptors: self.num_descriptors,
             num_pending_chunks: self.waiting.len() as u64 + self.unsettled.len() as u64,
             num_pending_senders: 0,
+            suspect: false,
         }
     }
 
-    /// The cause, when the room has failed and not every receiver can have heard of it, for want of a grant.
-    pub fn owes_an_answer(&self) -> Option<&Error> {
-        self.cause.as_ref().filter(|_| !self.granted())
+    /// The cause, when the room has failed and not every receiver can have heard of it, for want of a grant; with how
+    /// many have.
+    pub fn owes_an_answer(&self) -> Option<(&Error, u32)> {
+        self.cause.as_ref().filter(|_| !self.granted()).map(|cause| (cause, self.grants.len() as u32))
+    }
+
+    /// A posted piece of a chunk does not come to an end. It stays in flight, and its pages with the room.
+    pub fn stalled(&mut self, cause: Error, out: &mut Vec<Action>) {
+        self.fail(cause, out);
     }
 
     /// A piece of a chunk has landed.

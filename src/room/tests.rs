@@ -860,3 +860,36 @@ fn d7_hostile_messages_never_panic() {
     }
     assert!(counts.iter().all(|&count| count > 50), "refused, decoded, rooms that moved something: {counts:?}");
 }
+
+#[test]
+fn a_room_opened_again_before_the_sender_released_it_is_refused_with_a_reason() {
+    let mut sender = granted_sender(1, true);
+    let mut out = Vec::new();
+    sender.chunk(chunk(0..1, true, true), 1, &mut out).unwrap();
+    settle(&mut sender, RECEIVER, 0, Ok(true), &mut out);
+    assert!(sender.done(RECEIVER, GENERATION, 2));
+    assert_eq!(sender.state(), State::Success);
+    out.clear();
+    sender.grant(RECEIVER, GENERATION + 1, Arc::new(grant_body(1, true, 1)), Arc::default(), 3, &mut out);
+    assert_eq!(told_failed(&out), [(RECEIVER, GENERATION + 1, NIXL_ERR_ROOM_IN_USE, true)]);
+    assert_eq!(sender.state(), State::Success);
+}
+
+#[test]
+fn a_transfer_that_fails_after_its_receiver_confirmed_everything_has_landed() {
+    // The receiver hears of the landed data before NIXL tells us that the transfer is complete, confirms, and exits:
+    // then the transfer's status is an error of the connection. The other receiver must not suffer for it.
+    let mut sender = sender_to_two(1);
+    let mut out = Vec::new();
+    sender.chunk(chunk(0..1, true, true), 1, &mut out).unwrap();
+    out.clear();
+    assert!(sender.done(RECEIVER, GENERATION, 2));
+    sender.peer_gone(RECEIVER, &Error::new(NIXL_ERR_PEER_LOST, ""), true, &mut out);
+    settle(&mut sender, RECEIVER, 0, Err(Error::new(NIXL_ERR_XFER_FAILED, "")), &mut out);
+    assert_eq!(sender.state(), State::Transferring);
+    settle(&mut sender, RECEIVER + 1, 0, Ok(true), &mut out);
+    assert!(sender.done(RECEIVER + 1, GENERATION + 1, 3));
+    assert_eq!(sender.state(), State::Success);
+    assert_eq!(sender.view().num_chunks, 1);
+    assert!(out.is_empty(), "{out:?}");
+}

@@ -149,6 +149,8 @@ impl Control {
                 pings.push(peer.link.peer);
             }
         }
+        let suspects = tables.peers.iter().filter(|peer| peer.is_suspect(now, config.heartbeat_interval));
+        tables.suspects = suspects.map(|peer| peer.link.peer).collect();
         for peer in pings {
             tables.tell(peer, Message::Ping { sequence: now });
         }
@@ -213,7 +215,7 @@ fn expire_parked(tables: &mut Tables, now: Millis) {
         !items.is_empty()
     });
     tables.num_parked -= expired.len();
-    tables.tombstones.retain(|_, (_, expires)| *expires > now);
+    tables.tombstones.retain(|_, tombstone| tombstone.expires > now);
     for (room, peer, generation, is_grant) in expired {
         if is_grant {
             let text = format!("room {room}: no chunk came for the grant within the time limit");
@@ -249,7 +251,7 @@ fn handle(shared: &Shared, tables: &mut Tables, peer: PeerId, message: Message) 
         Message::Ping { sequence } => tables.tell(peer, Message::Pong { sequence }),
         Message::Pong { .. } => {}
         Message::Grant { room, generation, revision, fragment, num_fragments, payload } => {
-            let limit = tables.peers.get(peer).map_or(0, |peer| peer.table.num_pages());
+            let limit = tables.peers.get(peer).map_or(0, |peer| peer.table.num_indices());
             if let Some(body) =
                 assemble(shared, tables, peer, room, generation, (fragment, num_fragments, &payload), limit)
             {
@@ -413,11 +415,17 @@ fn granted(
         check_grant(room, &body, &entry.table)
     });
     let body = Arc::new(body);
-    let buried = tables.tombstones.get(&room).filter(|_| !tables.rooms.contains_key(&room)).map(|(cause, _)| cause);
-    let refusal = match buried {
-        Some(cause) => Err(cause.clone()),
-        None => refusal,
-    };
+    let mut refusal = refusal;
+    if !tables.rooms.contains_key(&room)
+        && let Some(tombstone) = tables.tombstones.get_mut(&room)
+    {
+        refusal = Err(tombstone.cause.clone());
+        tombstone.num_told += 1;
+        // Everybody has heard: the next grant is for the room's next life.
+        if tombstone.num_told >= body.num_receivers.max(1) {
+            tables.tombstones.remove(&room);
+        }
+    }
     let refused = match (refusal, tables.rooms.get(&room).map(|entry| &entry.room)) {
         (Err(refusal), _) => Some(refusal),
         (Ok(()), Some(Room::Receiver(_))) => {

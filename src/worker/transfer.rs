@@ -11,7 +11,7 @@ use crate::metrics::count;
 use crate::nixl::{Failure, FailureStatus, Posted, Transfer, TransferStatus, Write};
 use crate::plan::{Cursor, Limits, Run, Slice, runs};
 use crate::protocol::{Message, encode};
-use crate::room::{Job, Room, Settled};
+use crate::room::{Job, Millis, Room, Settled};
 
 /// One post moves at most this much: on UCX's shared-memory lanes NIXL copies inside the post, and neither other
 /// rooms nor control messages should wait for long.
@@ -21,6 +21,8 @@ const LIMITS: Limits = Limits { max_bytes: 8 << 20, max_spans: 512 };
 const MAX_IN_FLIGHT_PER_PEER: u32 = 4;
 /// Chunks planned at the same time.
 const MAX_ACTIVE: usize = 64;
+/// How often posted slices are looked at for a stall.
+const WATCH_MS: Millis = 20;
 
 /// A chunk that is being sent.
 struct Active {
@@ -51,6 +53,9 @@ struct Flight {
     transfer: Box<dyn Transfer>,
     active: u64,
     num_bytes: u64,
+    posted: Millis,
+    /// Its room knows that it has stalled.
+    stalled: bool,
 }
 
 pub struct Transfers {
@@ -65,6 +70,7 @@ pub struct Transfers {
     settled: Vec<(u64, Settled)>,
     /// Rooms of which a slice has landed since the last report.
     progressed: Vec<u64>,
+    last_watch: Millis,
 }
 
 impl Transfers {
@@ -79,6 +85,7 @@ impl Transfers {
             slice: Slice::default(),
             settled: Vec::new(),
             progressed: Vec::new(),
+            last_watch: 0,
         }
     }
 
@@ -91,6 +98,7 @@ impl Transfers {
     pub fn step(&mut self) -> bool {
         let mut busy = self.take_jobs();
         busy |= self.settle_flights();
+        self.watch_flights();
         busy |= self.post_round();
         busy |= self.report();
         busy
@@ -159,7 +167,7 @@ impl Transfers {
             match status {
                 TransferStatus::Failed(failure) => {
                     count(&self.shared.counters.transfers_failed);
-                    let error = transfer_error(&active.queued.job, &failure);
+                    let error = transfer_error(&self.shared, &active.queued, &failure);
                     active.failure.get_or_insert(error);
                 }
                 _ => {
@@ -172,6 +180,53 @@ impl Transfers {
             }
         }
         busy
+    }
+
+    /// Fails the rooms of slices that take too long. NIXL itself never says so.
+    fn watch_flights(&mut self) {
+        let oldest = &self.shared.oldest[self.index];
+        if self.flights.is_empty() {
+            oldest.posted.store(0, Ordering::Release);
+            return;
+        }
+        let now = self.shared.now();
+        if now.saturating_sub(self.last_watch) < WATCH_MS {
+            return;
+        }
+        self.last_watch = now;
+        if let Some(first) = self.flights.iter().min_by_key(|flight| flight.posted)
+            && let Some(active) = self.active.get(&first.active)
+        {
+            oldest.room.store(active.queued.job.room, Ordering::Release);
+            oldest.posted.store(first.posted.max(1), Ordering::Release);
+        }
+        let limit = self.shared.config.stall_timeout;
+        let mut stalled = Vec::new();
+        for flight in &mut self.flights {
+            let took = now.saturating_sub(flight.posted);
+            if !flight.stalled && took >= limit {
+                flight.stalled = true;
+                if let Some(active) = self.active.get(&flight.active) {
+                    let Job { room, chunk, peer, .. } = &active.queued.job;
+                    let text =
+                        format!("room {room}, chunk {chunk}, peer {peer}: a transfer has not ended for {took} ms");
+                    stalled.push((*room, Error::new(NIXL_ERR_XFER_STALLED, text)));
+                }
+            }
+        }
+        if stalled.is_empty() {
+            return;
+        }
+        let mut tables = self.shared.tables();
+        let before = tables.num_changes;
+        for (room, cause) in stalled {
+            tables.with_room(room, &self.shared.counters, |machine, out| {
+                if let Room::Sender(sender) = machine {
+                    sender.stalled(cause, out);
+                }
+            });
+        }
+        self.shared.finish(tables, before);
     }
 
     /// Gives every chunk a turn to post one slice.
@@ -202,7 +257,8 @@ impl Transfers {
             match posted {
                 Some(transfer) => {
                     active.in_flight += 1;
-                    self.flights.push(Flight { transfer, active: key, num_bytes: self.slice.num_bytes });
+                    let (num_bytes, posted) = (self.slice.num_bytes, self.shared.now());
+                    self.flights.push(Flight { transfer, active: key, num_bytes, posted, stalled: false });
                 }
                 None => {
                     active.queued.link.in_flight.fetch_sub(1, Ordering::SeqCst);
@@ -308,15 +364,21 @@ fn post(shared: &Shared, active: &mut Active, slice: &mut Slice) -> Option<Box<d
             if num_descriptors > 0 {
                 count(&shared.counters.transfers_settled);
             }
-            let error = transfer_error(&active.queued.job, &failure);
+            let error = transfer_error(shared, &active.queued, &failure);
             active.failure.get_or_insert(error);
         }
     }
     None
 }
 
-fn transfer_error(job: &Job, failure: &Failure) -> Error {
-    Error::new(NIXL_ERR_XFER_FAILED, format!("room {}, chunk {}, peer {}: {failure}", job.room, job.chunk, job.peer))
+/// The error of a failed transfer. NIXL's backend reports a peer that is gone like any other fault; a message to the
+/// peer, which fails at once then, tells them apart.
+fn transfer_error(shared: &Shared, queued: &QueuedJob, failure: &Failure) -> Error {
+    let QueuedJob { job, link, .. } = queued;
+    let ping = encode(&Message::Ping { sequence: shared.now() });
+    let gone = link.is_closed() || shared.agent.notify(&link.agent, &ping).is_err();
+    let code = if gone { NIXL_ERR_PEER_LOST } else { NIXL_ERR_XFER_FAILED };
+    Error::new(code, format!("room {}, chunk {}, peer {}: {failure}", job.room, job.chunk, job.peer))
 }
 
 /// What becomes of a chunk of which nothing is in flight.

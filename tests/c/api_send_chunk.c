@@ -179,6 +179,10 @@ static void a10_pages_of_the_room(void) {
     stamp_source(room);
     nixlkv_chunk_t chunk = chunk_of(room, source, 3, 0, 0);
     CHECK_OK(nixlkv_send_chunk(pair.prefill, &chunk));
+    /* From here on nothing changes but by our own calls. */
+    const uint64_t until = now_ms() + WAIT_MS;
+    while (poll_room(pair.prefill, room).num_chunks != 1 && now_ms() < until) sleep_ms(1);
+    CHECK(poll_room(pair.prefill, room).num_chunks == 1);
     chunk = last_chunk(room, 0, 4, &indices);
     expect_refused(&chunk, NIXL_ERR_PAGES_INCOMPLETE, "position 3 of 4");
     chunk.pages = NULL;

@@ -23,7 +23,7 @@ static inline const char *in_folder(const char *name) {
 /* The NIXL library that the tests run with. */
 static inline const char *real_library(void) {
     const char *path = getenv("NIXLKV_NIXL_LIBRARY");
-    if (path == NULL || access(path, R_OK) != 0) FAIL("NIXLKV_NIXL_LIBRARY names no library; run the tests by make test");
+    if (path == NULL || access(path, R_OK) != 0) FAIL("NIXLKV_NIXL_LIBRARY names no library: see `make test`");
     return path;
 }
 

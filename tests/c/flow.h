@@ -341,10 +341,14 @@ static inline answer_t connect_to(const node_t *node, blob_t blob) {
     return ask_end(node);
 }
 
-/* Tells `node` about `other`; gives its id there. */
+/* Tells `node` about `other`; gives its id there. An earlier connection may have to close first. */
 static inline uint64_t introduce(const node_t *node, const node_t *other) {
     blob_t blob = blob_of(other);
-    const answer_t answer = connect_to(node, blob);
+    answer_t answer = connect_to(node, blob);
+    for (const uint64_t start = now_ms(); answer.status == NIXL_ERR_PEER_BUSY; answer = connect_to(node, blob)) {
+        CHECK(now_ms() - start < 10000);
+        sleep_ms(2);
+    }
     free(blob.bytes);
     EXPECT(answer, NIXL_OK);
     return answer.value;
