@@ -1,38 +1,53 @@
 //! Compiles every `tests/c/*.c` against the library that this test run has built, and runs it as a test of its own.
 //!
-//! A program's comments say how: `/* timeout: 300 */` (seconds, default 60), `/* env: NAME=value */`,
-//! `/* quiet */` (nothing may appear on stdout or stderr). Exit code 0 passes; anything else fails, 77 ("skip")
-//! included: a test that did not run has not passed.
+//! A program's comments, each on a line of its own, say how: `/* timeout: 300 */` (seconds, default 120),
+//! `/* env: NAME=value */`, `/* quiet */` (nothing may appear on stdout or stderr). Exit code 0 passes; anything else
+//! fails, 77 ("skip") included: a test that did not run has not passed.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+#[allow(dead_code)]
+mod common;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{library_dir, nixl_library, root};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+/// How a program wants to be run.
+#[derive(Debug, PartialEq)]
+struct Directives {
+    timeout: Duration,
+    env: Vec<(String, String)>,
+    quiet: bool,
 }
 
-/// The shared library of this build: cargo puts it beside the test programs.
-fn library_dir() -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
-    let dir = exe.parent().unwrap().to_path_buf();
-    assert!(dir.join("libnixlkv.so").exists(), "no libnixlkv.so in {}", dir.display());
-    dir
-}
-
-/// The values of all `/* key: value */` comments.
-fn directives(source: &str, key: &str) -> Vec<String> {
-    let prefix = format!("/* {key}");
-    source
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix(&prefix)?.strip_suffix("*/"))
-        .map(|rest| rest.trim_start_matches(':').trim().to_owned())
-        .collect()
+impl Directives {
+    /// A comment that looks like a directive and is none is an error: it would otherwise be lost without a word.
+    fn parse(source: &str) -> Result<Self, String> {
+        let mut directives = Self { timeout: Duration::from_secs(120), env: Vec::new(), quiet: false };
+        for line in source.lines() {
+            let Some(comment) = line.trim().strip_prefix("/*").and_then(|rest| rest.strip_suffix("*/")) else {
+                continue;
+            };
+            let wrong = || format!("not a directive of tests/c_programs.rs: {}", line.trim());
+            match comment.trim().split_once(':').map(|(key, value)| (key, value.trim())) {
+                None if comment.trim() == "quiet" => directives.quiet = true,
+                Some(("timeout", value)) => {
+                    directives.timeout = Duration::from_secs(value.parse().map_err(|_| wrong())?);
+                }
+                Some(("env", value)) => {
+                    let (name, value) = value.split_once('=').ok_or_else(wrong)?;
+                    directives.env.push((name.to_owned(), value.to_owned()));
+                }
+                Some(("quiet", _)) => return Err(wrong()),
+                _ => {}
+            }
+        }
+        Ok(directives)
+    }
 }
 
 fn build(source: &Path, program: &Path, libraries: &Path) -> Result<(), Failed> {
@@ -44,7 +59,7 @@ fn build(source: &Path, program: &Path, libraries: &Path) -> Result<(), Failed> 
         .arg("-o")
         .arg(program)
         .arg(libraries.join("libnixlkv.so"))
-        .arg(format!("-Wl,-rpath,{}", libraries.display()))
+        .arg("-lm")
         .output()
         .map_err(|e| format!("cc: {e}"))?;
     if !output.status.success() {
@@ -55,56 +70,63 @@ fn build(source: &Path, program: &Path, libraries: &Path) -> Result<(), Failed> 
 
 fn run(source: &Path) -> Result<(), Failed> {
     let text = std::fs::read_to_string(source).map_err(|e| e.to_string())?;
+    let directives = Directives::parse(&text)?;
     let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let work = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let program = work.path().join(&name);
+    let scratch = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let work = scratch.path().join("work");
+    std::fs::create_dir(&work).map_err(|e| e.to_string())?;
+    let program = scratch.path().join(&name);
     let libraries = library_dir();
-    // The program records the library's SONAME; give the loader that name beside it.
-    std::os::unix::fs::symlink(libraries.join("libnixlkv.so"), work.path().join("libnixlkv.so.0"))
+    // The program records the library's SONAME; give the loader that name.
+    std::os::unix::fs::symlink(libraries.join("libnixlkv.so"), scratch.path().join("libnixlkv.so.0"))
         .map_err(|e| e.to_string())?;
     build(source, &program, &libraries)?;
-    let timeout = directives(&text, "timeout").first().and_then(|t| t.parse().ok()).unwrap_or(60);
-    let quiet = text.lines().any(|line| line.trim() == "/* quiet */");
-    let out = work.path().join("stdout");
-    let err = work.path().join("stderr");
-    let create = |path: &Path| std::fs::File::create(path).map_err(|e| e.to_string());
     let mut command = Command::new(&program);
     command
-        .current_dir(work.path())
-        .env("NIXLKV_TEST_DIR", work.path())
+        .current_dir(&work)
+        .env("NIXLKV_TEST_DIR", &work)
         .env("NIXLKV_TEST_NAME", &name)
-        .env("LD_LIBRARY_PATH", work.path())
-        .stdin(Stdio::null())
-        .stdout(create(&out)?)
-        .stderr(create(&err)?)
-        .process_group(0);
-    for setting in directives(&text, "env") {
-        if let Some((key, value)) = setting.split_once('=') {
-            command.env(key, value);
-        }
+        .env("LD_LIBRARY_PATH", scratch.path())
+        .envs(nixl_library().map(|path| ("NIXLKV_NIXL_LIBRARY", path)))
+        .envs(directives.env);
+    let outcome = common::run(&mut command, scratch.path(), directives.timeout)?.success()?;
+    if directives.quiet && !(outcome.stdout.is_empty() && outcome.stderr.is_empty()) {
+        return Err(format!("not quiet\n{outcome}").into());
     }
-    let mut child = command.spawn().map_err(|e| e.to_string())?;
-    let deadline = Instant::now() + Duration::from_secs(timeout);
-    let status = loop {
-        match child.try_wait().map_err(|e| e.to_string())? {
-            Some(status) => break Some(status),
-            None if Instant::now() >= deadline => break None,
-            None => std::thread::sleep(Duration::from_millis(5)),
-        }
-    };
-    // What the program left running goes with it: its process group is its own.
-    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).stderr(Stdio::null()).status();
-    let _ = child.wait();
-    let read = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
-    let (stdout, stderr) = (read(&out), read(&err));
-    let report = format!("stdout:\n{stdout}\nstderr:\n{stderr}");
-    match status {
-        None => Err(format!("still running after {timeout} s\n{report}").into()),
-        Some(status) if !status.success() => Err(format!("{status}\n{report}").into()),
-        Some(_) if quiet && !(stdout.is_empty() && stderr.is_empty()) => Err(format!("not quiet\n{report}").into()),
-        Some(_) => Ok(()),
+    Ok(())
+}
+
+/// The harness must be able to fail: a program for each way to do so, and the reason that it must give.
+fn the_harness_sees(name: &str, source: &str, reason: &str) -> Result<(), Failed> {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let path = dir.path().join(format!("{name}.c"));
+    std::fs::write(&path, source).map_err(|e| e.to_string())?;
+    match run(&path) {
+        Ok(()) => Err("passed".into()),
+        Err(failed) if failed.message().is_some_and(|message| message.contains(reason)) => Ok(()),
+        Err(failed) => Err(format!("failed for another reason than {reason:?}: {failed:?}").into()),
     }
 }
+
+const FAILING: &[(&str, &str, &str)] = &[
+    ("an_exit_code", "int main(void) { return 3; }\n", "exit status: 3"),
+    ("a_skip", "int main(void) { return 77; }\n", "skipped, which is not passed"),
+    ("a_crash", "#include <stdlib.h>\nint main(void) { abort(); }\n", "signal: 6"),
+    ("a_warning", "int main(void) { int unused; return 0; }\n", "unused"),
+    (
+        "a_hang",
+        "#include <unistd.h>\n/* timeout: 1 */\nint main(void) { pause(); return 0; }\n",
+        "still running after 1 s",
+    ),
+    ("a_word", "#include <stdio.h>\n/* quiet */\nint main(void) { puts(\"word\"); return 0; }\n", "not quiet"),
+    ("a_bad_directive", "/* timeout: soon */\nint main(void) { return 0; }\n", "not a directive"),
+    (
+        "a_failed_check",
+        "#include <nixlkv.h>\n/* env: A=b */\n#include <stdlib.h>\n\
+         int main(void) { return getenv(\"A\") != NULL && nixlkv_abi_version() != 0 ? 4 : 0; }\n",
+        "exit status: 4",
+    ),
+];
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -117,12 +139,12 @@ fn main() {
         .collect();
     sources.sort();
     assert!(!sources.is_empty(), "no C programs found");
-    let trials = sources
-        .into_iter()
-        .map(|source| {
-            let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            Trial::test(name, move || run(&source))
-        })
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit();
+    let programs = sources.into_iter().map(|source| {
+        let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Trial::test(name, move || run(&source))
+    });
+    let harness = FAILING.iter().map(|&(name, source, reason)| {
+        Trial::test(format!("harness_sees_{name}"), move || the_harness_sees(name, source, reason))
+    });
+    libtest_mimic::run(&arguments, harness.chain(programs).collect()).exit();
 }

@@ -65,6 +65,15 @@ static void abort_before_the_grant(void) {
     CHECK(strstr(poll_room(pair.decode, 7).error_text, "no room for it") != NULL);
     CHECK_OK(nixlkv_release(pair.decode, 7));
     CHECK_OK(nixlkv_release(pair.prefill, 7));
+    expect_transfer(&pair, 7, 1);
+    /* Given up and forgotten before the grant comes: it is answered all the same, once. */
+    CHECK_OK(nixlkv_abort(pair.prefill, 7, "no room for it again"));
+    CHECK_OK(nixlkv_release(pair.prefill, 7));
+    CHECK_OK(nixlkv_recv(pair.decode, &params));
+    expect_end(pair.decode, 7, NIXL_ERR_ABORTED, WAIT_MS);
+    CHECK(strstr(poll_room(pair.decode, 7).error_text, "no room for it again") != NULL);
+    CHECK_OK(nixlkv_release(pair.decode, 7));
+    expect_transfer(&pair, 7, 1);
     /* And the other way round: the receiver gives up before the first chunk. */
     params.room = 8;
     CHECK_OK(nixlkv_recv(pair.decode, &params));
@@ -99,8 +108,8 @@ static void limit_of_rooms(void) {
 /* Promise 4: what the sender has not confirmed is not quiesced, however long it takes; nothing of it can be reused. */
 static void p4_not_quiesced_until_the_sender_says_so(void) {
     nixlkv_engine_config_t prefill = engine_config(NIXLKV_ROLE_PREFILL), decode = engine_config(NIXLKV_ROLE_DECODE);
-    prefill.heartbeat_interval_ms = decode.heartbeat_interval_ms = 50;
-    prefill.liveness_limit_ms = decode.liveness_limit_ms = 500;
+    prefill.heartbeat_interval_ms = decode.heartbeat_interval_ms = 100;
+    prefill.liveness_limit_ms = decode.liveness_limit_ms = 1500;
     pair_t deaf = make_pair_of(&prefill, &decode, WITH_ALL);
     expect_transfer(&deaf, 1, 3);
     const int32_t page = 2;

@@ -67,14 +67,12 @@ static void b7_a_panic_costs_one_room(pair_t *pair) {
 /* The receiver is granted, and nothing comes; the sender has chunks, and no grant comes. */
 static void time_limits(void) {
     nixlkv_engine_config_t prefill = engine_config(NIXLKV_ROLE_PREFILL), decode = engine_config(NIXLKV_ROLE_DECODE);
-    prefill.grant_timeout_ms = 200;
-    prefill.room_timeout_ms = 300;
-    decode.connect_timeout_ms = 200;
+    prefill.grant_timeout_ms = prefill.room_timeout_ms = decode.connect_timeout_ms = 2000;
     pair_t pair = make_pair_of(&prefill, &decode, WITH_ALL);
     expect_transfer(&pair, 1, 3);
     nixlkv_chunk_t chunk = chunk_of(2, pages, 1, 0, 0);
     CHECK_OK(nixlkv_send_chunk(pair.prefill, &chunk));
-    expect_failed(pair.prefill, 2, NIXL_ERR_GRANT_TIMEOUT, "200 ms");
+    expect_failed(pair.prefill, 2, NIXL_ERR_GRANT_TIMEOUT, "2000 ms");
     CHECK_SAYS(nixlkv_send_chunk(pair.prefill, &chunk), NIXL_ERR_ROOM_ENDED, "NIXL_ERR_GRANT_TIMEOUT");
     CHECK_OK(nixlkv_release(pair.prefill, 2));
 
@@ -118,8 +116,8 @@ static void time_limits(void) {
 /* A peer that has gone silent: both sides fail the room, and the others' go on. */
 static void e5_silence(void) {
     nixlkv_engine_config_t prefill = engine_config(NIXLKV_ROLE_PREFILL), decode = engine_config(NIXLKV_ROLE_DECODE);
-    prefill.heartbeat_interval_ms = decode.heartbeat_interval_ms = 50;
-    prefill.liveness_limit_ms = decode.liveness_limit_ms = 500;
+    prefill.heartbeat_interval_ms = decode.heartbeat_interval_ms = 100;
+    prefill.liveness_limit_ms = decode.liveness_limit_ms = 1500;
     pair_t pair = make_pair_of(&prefill, &decode, WITH_ALL);
     expect_transfer(&pair, 1, 3);
     const nixlkv_recv_params_t params = recv_params(2, &pair.prefill_peer, 1, pages, 4);

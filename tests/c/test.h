@@ -232,10 +232,11 @@ typedef struct child {
 static inline child_t spawn(int (*body)(int fd)) {
     int pair[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-    const pid_t pid = fork();
+    const pid_t parent = getpid(), pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent) _exit(1);
         close(pair[0]);
         exit(body(pair[1]));
     }
@@ -247,6 +248,7 @@ static inline void send_bytes(int fd, const void *bytes, size_t len) {
     const char *p = bytes;
     while (len > 0) {
         const ssize_t n = send(fd, p, len, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
         if (n <= 0) FAIL("the other process does not listen: %s", strerror(errno));
         p += n;
         len -= (size_t)n;
@@ -257,8 +259,11 @@ static inline void recv_bytes(int fd, void *bytes, size_t len) {
     char *p = bytes;
     while (len > 0) {
         struct pollfd wait = {fd, POLLIN, 0};
-        if (poll(&wait, 1, 60000) != 1) FAIL("the other process said nothing for a minute");
+        const int ready = poll(&wait, 1, 60000);
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready != 1) FAIL("the other process said nothing for a minute");
         const ssize_t n = recv(fd, p, len, 0);
+        if (n < 0 && errno == EINTR) continue;
         if (n <= 0) FAIL("the other process is gone");
         p += n;
         len -= (size_t)n;
