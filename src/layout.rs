@@ -83,7 +83,7 @@ pub struct Region {
     pub kind: MemoryKind,
     /// CUDA device, 0 for DRAM.
     pub device: u64,
-    /// No peer sends it.
+    /// It takes no part in transfers.
     pub local: bool,
 }
 
@@ -173,6 +173,11 @@ impl RegionTable {
         self.regions.iter().any(|region| matches!(region.key, RegionKey::Aux { .. }))
     }
 
+    /// The regions that take part in transfers.
+    fn shared(&self) -> impl Iterator<Item = &Region> {
+        self.regions.iter().filter(|region| !region.local)
+    }
+
     fn find(&self, key: RegionKey) -> Option<&Region> {
         let i = self.regions.binary_search_by_key(&key, |region| region.key).ok()?;
         self.regions.get(i)
@@ -205,13 +210,15 @@ pub struct Mapping {
 ///
 /// Every KV region of the sender needs its counterpart; the receiver may have more (pipeline stages). Aux arrays must
 /// agree when both sides have some. A state group of the sender must exist at the receiver with the same tensors.
+/// Local regions take no part, and what the sender sends must not be local at the receiver.
 pub fn map(source: &RegionTable, destination: &RegionTable) -> Result<Mapping> {
-    let both_aux = source.has_aux() && destination.has_aux();
+    let is_aux = |region: &Region| matches!(region.key, RegionKey::Aux { .. });
+    let both_aux = source.shared().any(is_aux) && destination.has_aux();
     let mut kv = Vec::new();
     let mut aux = Vec::new();
     let mut state: BTreeMap<u32, Vec<Pair>> = BTreeMap::new();
-    for region in &source.regions {
-        if matches!(region.key, RegionKey::Aux { .. }) && !both_aux {
+    for region in source.shared() {
+        if is_aux(region) && !both_aux {
             continue;
         }
         let pair = pair(region, destination)?;
@@ -221,13 +228,13 @@ pub fn map(source: &RegionTable, destination: &RegionTable) -> Result<Mapping> {
             RegionKey::State { group, .. } => state.entry(group).or_default().push(pair),
         }
     }
-    for region in destination.regions.iter().filter(|region| !region.local) {
+    for region in destination.shared() {
         let shared = match region.key {
             RegionKey::Kv { .. } => false,
             RegionKey::Aux { .. } => both_aux,
             RegionKey::State { group, .. } => state.contains_key(&group),
         };
-        if shared && source.find(region.key).is_none() {
+        if shared && source.find(region.key).is_none_or(|region| region.local) {
             fail!(NIXL_ERR_LAYOUT_DIFFERS, "the receiver has {}, the sender does not", region.key);
         }
     }
@@ -264,6 +271,10 @@ fn pair(region: &Region, destination: &RegionTable) -> Result<Pair> {
     }
     Ok(Pair { key, source: *region, destination: *other })
 }
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects)]
+mod naive;
 
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects)]

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::error::*;
-use crate::layout::Pair;
+use crate::layout::{Pair, RegionKey};
 use crate::nixl::{MemoryKind, Span};
 
 /// Items that are contiguous on both sides.
@@ -19,7 +19,7 @@ pub struct Run {
     pub count: u32,
 }
 
-/// Merges neighbours that are contiguous on both sides. `out` is cleared first.
+/// Merges neighbours that are contiguous on both sides. `out` is cleared first, and stays empty on an error.
 pub fn runs(source: &[i32], destination: &[i32], out: &mut Vec<Run>) -> Result<()> {
     out.clear();
     if source.len() != destination.len() {
@@ -27,6 +27,7 @@ pub fn runs(source: &[i32], destination: &[i32], out: &mut Vec<Run>) -> Result<(
     }
     for (from, to) in source.iter().zip(destination) {
         let (Ok(from), Ok(to)) = (u32::try_from(*from), u32::try_from(*to)) else {
+            out.clear();
             fail!(NIXL_ERR_INTERNAL, "a negative index: {from} to {to}");
         };
         match out.last_mut() {
@@ -70,19 +71,85 @@ impl Default for Slice {
     }
 }
 
-/// Where in (parts, pairs, runs, items) a cursor stands.
+/// Runs, and the pairs of regions that each of them is copied between.
+#[derive(Debug)]
+struct Part {
+    pairs: Arc<[Pair]>,
+    runs: Vec<Run>,
+    /// Items before each run, and at the end the items of all: with it a slice's end is found by bisection, so that
+    /// counting slices costs nothing per page.
+    starts: Vec<u64>,
+}
+
+impl Part {
+    fn num_items(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Checks that every run lies inside every pair's regions, so that no address computed later can leave them.
+    fn new(pairs: Arc<[Pair]>, mut runs: Vec<Run>) -> Result<Self> {
+        runs.retain(|run| run.count > 0);
+        let mut starts = Vec::with_capacity(runs.len().saturating_add(1));
+        let (mut num_items, mut source_end, mut destination_end) = (0u64, 0u64, 0u64);
+        starts.push(0);
+        for run in &runs {
+            let count = u64::from(run.count);
+            num_items = num_items.saturating_add(count);
+            starts.push(num_items);
+            source_end = source_end.max(u64::from(run.source).saturating_add(count));
+            destination_end = destination_end.max(u64::from(run.destination).saturating_add(count));
+        }
+        for Pair { key, source, destination } in pairs.iter() {
+            for (end, region, side) in [(source_end, source, "source"), (destination_end, destination, "destination")] {
+                if region.address.checked_add(region.len).is_none() {
+                    fail!(NIXL_ERR_INTERNAL, "{side} {key}: {:#x} plus {:#x} passes 2^64", region.address, region.len);
+                }
+                if end > region.num_items() {
+                    let code = match key {
+                        RegionKey::Kv { .. } => NIXL_ERR_PAGE_OUT_OF_RANGE,
+                        RegionKey::Aux { .. } => NIXL_ERR_AUX_OUT_OF_RANGE,
+                        RegionKey::State { .. } => NIXL_ERR_STATE_OUT_OF_RANGE,
+                    };
+                    let last = end.saturating_sub(1);
+                    fail_with!(code, "{side} item {last} of {key}, which has {}", region.num_items());
+                }
+            }
+            if source.item_len != destination.item_len || source.item_len == 0 {
+                fail!(NIXL_ERR_INTERNAL, "{key}: items of {} and {} bytes", source.item_len, destination.item_len);
+            }
+        }
+        Ok(Self { pairs, runs, starts })
+    }
+
+    /// Bytes of all runs between all pairs. `None`: 2^64 or more.
+    fn num_bytes(&self) -> Option<u64> {
+        let mut bytes = self.pairs.iter().map(|pair| self.num_items().checked_mul(pair.source.item_len));
+        bytes.try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
+    }
+}
+
+/// Where a cursor stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Position {
     part: usize,
     pair: usize,
     run: usize,
-    item: u32,
+    /// Counted over the part's runs; in `run`.
+    item: u64,
+}
+
+/// A piece of a slice: items of one pair, from a position on.
+struct Stretch<'a> {
+    part: &'a Part,
+    pair: &'a Pair,
+    run: usize,
+    items: std::ops::Range<u64>,
 }
 
 /// Hands out the spans of a chunk slice by slice, without ever holding all of them.
 #[derive(Debug)]
 pub struct Cursor {
-    parts: Vec<(Arc<[Pair]>, Vec<Run>)>,
+    parts: Vec<Part>,
     limits: Limits,
     position: Position,
     num_slices: u32,
@@ -106,55 +173,19 @@ impl Cursor {
     /// the limits.
     pub fn new(parts: Vec<(Arc<[Pair]>, Vec<Run>)>, mut limits: Limits) -> Result<Self> {
         limits.max_spans = limits.max_spans.max(1);
-        let mut num_bytes = 0u64;
-        for (pairs, runs) in &parts {
-            let mut num_items = 0u64;
-            let (mut source_end, mut destination_end) = (0u64, 0u64);
-            for run in runs {
-                num_items = num_items.saturating_add(u64::from(run.count));
-                source_end = source_end.max(u64::from(run.source).saturating_add(u64::from(run.count)));
-                destination_end = destination_end.max(u64::from(run.destination).saturating_add(u64::from(run.count)));
-            }
-            for pair in pairs.iter() {
-                for (end, region, side) in
-                    [(source_end, &pair.source, "source"), (destination_end, &pair.destination, "destination")]
-                {
-                    if end > region.num_items() {
-                        fail!(
-                            NIXL_ERR_PAGE_OUT_OF_RANGE,
-                            "{side} item {} of {}, which has {}",
-                            end.saturating_sub(1),
-                            pair.key,
-                            region.num_items()
-                        );
-                    }
-                }
-                if pair.source.item_len != pair.destination.item_len {
-                    fail!(
-                        NIXL_ERR_INTERNAL,
-                        "{}: an item of {} bytes to one of {}",
-                        pair.key,
-                        pair.source.item_len,
-                        pair.destination.item_len
-                    );
-                }
-                let bytes = num_items.checked_mul(pair.source.item_len);
-                let Some(sum) = bytes.and_then(|bytes| num_bytes.checked_add(bytes)) else {
-                    fail!(NIXL_ERR_PAGE_OUT_OF_RANGE, "the chunk has more than 2^64 bytes");
-                };
-                num_bytes = sum;
-            }
-        }
+        let parts: Vec<Part> = parts.into_iter().map(|(pairs, runs)| Part::new(pairs, runs)).collect::<Result<_>>()?;
+        let num_bytes = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.num_bytes()?));
+        let Some(num_bytes) = num_bytes else {
+            fail!(NIXL_ERR_PAGE_OUT_OF_RANGE, "the chunk has 2^64 bytes or more");
+        };
         let mut cursor = Self { parts, limits, position: Position::default(), num_slices: 0, num_bytes };
         let mut position = Position::default();
-        let mut num_slices = 0u32;
-        while cursor.walk(&mut position, &mut |_, _| {}) {
-            let Some(more) = num_slices.checked_add(1) else {
-                fail!(NIXL_ERR_PAGE_OUT_OF_RANGE, "the chunk has more than 2^32 slices");
+        while cursor.walk(&mut position, &mut |_| {}) {
+            let Some(num_slices) = cursor.num_slices.checked_add(1) else {
+                fail!(NIXL_ERR_PAGE_OUT_OF_RANGE, "the chunk has 2^32 slices or more");
             };
-            num_slices = more;
+            cursor.num_slices = num_slices;
         }
-        cursor.num_slices = num_slices;
         Ok(cursor)
     }
 
@@ -173,78 +204,85 @@ impl Cursor {
         out.spans.clear();
         out.num_bytes = 0;
         let mut position = self.position;
-        let more = self.walk(&mut position, &mut |pair, span| {
-            out.source_kind = pair.source.kind;
-            out.destination_kind = pair.destination.kind;
-            out.num_bytes = out.num_bytes.saturating_add(span.len);
-            out.spans.push(span);
+        let more = self.walk(&mut position, &mut |stretch| {
+            out.source_kind = stretch.pair.source.kind;
+            out.destination_kind = stretch.pair.destination.kind;
+            push_spans(&stretch, out);
         });
         self.position = position;
         more
     }
 
-    /// Walks one slice from `position`. False: nothing was left.
-    fn walk(&self, position: &mut Position, emit: &mut dyn FnMut(&Pair, Span)) -> bool {
+    /// Walks one slice from `position`: of each pair in turn as many items as the limits let in. False: nothing is left.
+    fn walk(&self, position: &mut Position, emit: &mut dyn FnMut(Stretch<'_>)) -> bool {
         let mut kinds = None;
         let mut spans = 0usize;
         let mut bytes = 0u64;
-        while let Some((pairs, runs)) = self.parts.get(position.part) {
-            let (Some(pair), false) = (pairs.get(position.pair), runs.is_empty()) else {
+        while let Some(part) = self.parts.get(position.part) {
+            let (Some(pair), false) = (part.pairs.get(position.pair), part.runs.is_empty()) else {
                 *position = Position { part: position.part.saturating_add(1), ..Position::default() };
                 continue;
             };
-            let Some(run) = runs.get(position.run) else {
-                position.pair = position.pair.saturating_add(1);
-                position.run = 0;
-                position.item = 0;
-                continue;
-            };
-            let left = run.count.saturating_sub(position.item);
-            if left == 0 {
-                position.run = position.run.saturating_add(1);
-                position.item = 0;
-                continue;
-            }
             let these = (pair.source.kind, pair.destination.kind);
-            if spans >= self.limits.max_spans || kinds.is_some_and(|kinds| kinds != these) {
+            if kinds.is_some_and(|kinds| kinds != these) {
                 break;
             }
-            // As many items as still fit; at least one when the slice is empty.
-            let item_len = pair.source.item_len;
-            let budget = self.limits.max_bytes.saturating_sub(bytes).checked_div(item_len).unwrap_or(0);
-            let mut take = u64::from(left).min(budget);
-            if take == 0 {
-                if spans > 0 {
-                    break;
-                }
-                take = 1;
+            let first = position.item;
+            let spans_left = self.limits.max_spans.saturating_sub(spans);
+            let last_run = position.run.saturating_add(spans_left).min(part.runs.len());
+            let by_spans = part.starts.get(last_run).copied().unwrap_or(first).saturating_sub(first);
+            let bytes_left = self.limits.max_bytes.saturating_sub(bytes);
+            let mut by_bytes = bytes_left.checked_div(pair.source.item_len).unwrap_or(0);
+            if spans == 0 {
+                // An item larger than the limit still has to go.
+                by_bytes = by_bytes.max(1);
             }
-            let take = u32::try_from(take).unwrap_or(left);
-            let Some(span) = span(pair, run, position.item, take) else { break };
+            let count = by_spans.min(by_bytes);
+            if count == 0 {
+                break;
+            }
+            let end = first.saturating_add(count);
+            // Where the next item lies: the last run that starts at or before it.
+            let next_run = part.starts.partition_point(|start| *start <= end).saturating_sub(1);
+            let cut = part.starts.get(next_run).is_some_and(|start| *start < end);
+            emit(Stretch { part, pair, run: position.run, items: first..end });
             kinds = Some(these);
-            spans = spans.saturating_add(1);
-            bytes = bytes.saturating_add(span.len);
-            emit(pair, span);
-            position.item = position.item.saturating_add(take);
+            spans = spans.saturating_add(next_run.saturating_sub(position.run)).saturating_add(usize::from(cut));
+            bytes = bytes.saturating_add(count.saturating_mul(pair.source.item_len));
+            if end < part.num_items() {
+                (position.run, position.item) = (next_run, end);
+                break;
+            }
+            *position = Position { part: position.part, pair: position.pair.saturating_add(1), run: 0, item: 0 };
         }
         spans > 0
     }
 }
 
-/// The span of `count` items of a run from `first` on; `None` cannot happen after the checks of [`Cursor::new`].
-fn span(pair: &Pair, run: &Run, first: u32, count: u32) -> Option<Span> {
-    let at = |base: u64, item: u32, item_len: u64| {
-        let item = u64::from(item).checked_add(u64::from(first))?;
-        base.checked_add(item.checked_mul(item_len)?)
-    };
-    Some(Span {
-        source: at(pair.source.address, run.source, pair.source.item_len)?,
-        source_device: pair.source.device,
-        destination: at(pair.destination.address, run.destination, pair.destination.item_len)?,
-        destination_device: pair.destination.device,
-        len: u64::from(count).checked_mul(pair.source.item_len)?,
-    })
+/// Turns a stretch into spans. [`Part::new`] has checked that no address or length can saturate.
+fn push_spans(stretch: &Stretch<'_>, out: &mut Slice) {
+    let Stretch { part, pair, run, items } = stretch;
+    let runs = part.runs.iter().skip(*run);
+    let starts = part.starts.iter().skip(*run);
+    for (run, start) in runs.zip(starts).take_while(|(_, start)| **start < items.end) {
+        let skip = items.start.saturating_sub(*start);
+        let end = items.end.saturating_sub(*start).min(u64::from(run.count));
+        let offset = |item: u32| u64::from(item).saturating_add(skip).saturating_mul(pair.source.item_len);
+        let len = end.saturating_sub(skip).saturating_mul(pair.source.item_len);
+        out.num_bytes = out.num_bytes.saturating_add(len);
+        out.spans.push(Span {
+            source: pair.source.address.saturating_add(offset(run.source)),
+            source_device: pair.source.device,
+            destination: pair.destination.address.saturating_add(offset(run.destination)),
+            destination_device: pair.destination.device,
+            len,
+        });
+    }
 }
+
+#[cfg(test)]
+#[allow(clippy::arithmetic_side_effects)]
+mod edges;
 
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects)]

@@ -11,7 +11,7 @@ use super::peers::{self, Link, Peer, Standing};
 use super::{Engine, Shared, Tables, agent_name};
 
 /// A hello to a peer: which of its lives we mean, and which table of it we hold.
-pub(crate) fn hello(our_revision: u64, peer: &Peer, reply: bool) -> Message {
+pub fn hello(our_revision: u64, peer: &Peer, reply: bool) -> Message {
     Message::Hello { revision: our_revision, known_revision: peer.revision, known_instance: peer.instance, reply }
 }
 
@@ -216,27 +216,22 @@ impl Tables {
             entry.standing = Standing::Ready;
         }
         let answer = reply.then(|| hello(our_revision, entry, false));
-        let stale = if known_revision != our_revision {
-            Some(format!("peer {} holds revision {known_revision} of our regions, we have {our_revision}", entry.name))
-        } else {
-            entry.stale()
-        };
+        // Both sides hold the other's regions as they are now. Otherwise a hello of after the next exchange will say so,
+        // and rooms that wait for this peer wait for that one.
+        let current = known_revision == our_revision && entry.stale().is_none();
         if let Some(answer) = answer {
             self.tell(peer, answer);
+        }
+        if !current {
+            return;
         }
         let now = shared.now();
         self.with_rooms(
             &shared.counters,
-            |room| room.concerns(peer) && matches!(room, Room::Receiver(_)),
+            |room| room.concerns(peer),
             |room, out| {
                 if let Room::Receiver(receiver) = room {
-                    match &stale {
-                        None => receiver.peer_ready(peer, now, out),
-                        Some(text) if receiver.waits_for(peer) => {
-                            receiver.abort(Error::new(NIXL_ERR_PEER_STALE, text.clone()), out);
-                        }
-                        Some(_) => {}
-                    }
+                    receiver.peer_ready(peer, now, out);
                 }
             },
         );

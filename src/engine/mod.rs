@@ -33,9 +33,10 @@ mod peers;
 mod rooms;
 mod tables;
 
+pub use connect::hello;
 pub use peers::{Link, ROLE_DECODE, ROLE_PREFILL, Standing};
 pub use rooms::{RecvRequest, WaitFor};
-pub use tables::{Outgoing, Parked, ParkedItem, QueuedJob, Tables, Tombstone, check_grant};
+pub use tables::{Assembly, Outgoing, Parked, ParkedItem, QueuedJob, Tables, Tombstone, check_grant};
 
 /// What an engine is created with. Defaults are filled in by the caller.
 #[derive(Debug, Clone)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::*;
 use crate::memory::Published;
-use crate::protocol::GrantBody;
+use crate::protocol::{GrantBody, MAX_GRANT_INDICES};
 use crate::room::{
     Chunk, Expectation, Millis, PeerId, Receiver, Room, Sender, SenderLimits, State, StateIndices, View,
 };
@@ -114,6 +114,10 @@ impl Engine {
         self.check_role(ROLE_DECODE, "nixlkv_recv")?;
         let shared = self.shared();
         let room = request.room;
+        let num_indices = request.states.iter().fold(request.pages.len(), |sum, (_, slots)| sum + slots.len());
+        if num_indices as u64 > MAX_GRANT_INDICES {
+            fail!(NIXL_ERR_INVALID_ARGUMENT, "room {room}: {num_indices} indices, the most is {MAX_GRANT_INDICES}");
+        }
         check_distinct(NIXL_ERR_PAGE_DUPLICATE, room, &"pages", &request.pages)?;
         let (mut tables, published) = self.tables_with_regions()?;
         check_indices(NIXL_ERR_PAGE_OUT_OF_RANGE, room, &"pages", &request.pages, published.table.num_pages())?;

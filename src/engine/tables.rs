@@ -94,6 +94,17 @@ pub struct ParkedItem {
     pub expires: Millis,
 }
 
+/// A grant of which fragments are missing.
+#[derive(Debug)]
+pub struct Assembly {
+    /// Of which life of the room.
+    pub generation: u64,
+    /// When it is dropped.
+    pub expires: Millis,
+    /// What has come.
+    pub fragments: GrantAssembly,
+}
+
 /// What is kept of a failed room that was released while receivers had still to be told.
 #[derive(Debug)]
 pub struct Tombstone {
@@ -137,7 +148,7 @@ pub struct Tables {
     /// it, until the room is opened again or the time is over.
     pub tombstones: HashMap<u64, Tombstone>,
     /// Grants of which fragments are missing.
-    pub assemblies: HashMap<(PeerId, u64), (u64, GrantAssembly)>,
+    pub assemblies: HashMap<(PeerId, u64), Assembly>,
     /// The peers.
     pub peers: Peers,
     /// Peers that have missed two heartbeats, as of the last look at the clock.

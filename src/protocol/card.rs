@@ -105,17 +105,16 @@ pub fn decode_card(bytes: &[u8]) -> Result<Card> {
         return Err(invalid("does not begin like one of nixlkv"));
     }
     let Some((version, _)) = rest.split_first_chunk::<2>() else { return Err(invalid("is too short")) };
-    let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else { return Err(invalid("is too short")) };
-    // A flipped bit in the version is an altered blob; another version's checksum stands where it says.
-    if header[24..] != crc32fast::hash(&header[..24]).to_le_bytes() && header[8..12] == [WIRE_VERSION, 0, 0, 0] {
-        return Err(invalid("has an altered header"));
-    }
     let version = u16::from_le_bytes(*version);
     if version != u16::from(WIRE_VERSION) {
         fail!(NIXL_ERR_WIRE_VERSION, "wire version: ours is {WIRE_VERSION}, the blob's is {version}");
     }
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else { return Err(invalid("is too short")) };
+    if header[24..] != crc32fast::hash(&header[..24]).to_le_bytes() {
+        return Err(invalid("has an altered header"));
+    }
     if header[10..12] != [0, 0] || body.len() > MAX_CARD {
-        return Err(invalid("has an altered header, or is too long"));
+        return Err(invalid("has a header that cannot be read, or is too long"));
     }
     let len = u64::from_le_bytes([
         header[12], header[13], header[14], header[15], header[16], header[17], header[18], header[19],

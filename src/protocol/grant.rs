@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{DecodeError, MAX_MESSAGE_BYTES, Message};
 
@@ -25,7 +25,7 @@ pub struct GrantBody {
 type Runs = Vec<(i64, u32)>;
 
 /// The grant as it travels: index lists as runs, so that contiguous ones of any length are short.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Coded {
     num_receivers: u32,
     aux: Option<i32>,
@@ -48,22 +48,61 @@ fn code(indices: &[i32]) -> Runs {
     runs
 }
 
-/// Expands runs. `budget` counts down, before anything is allocated.
-fn expand(runs: &Runs, budget: &mut u64) -> Result<Vec<i32>, DecodeError> {
-    let total: u64 = runs.iter().map(|(_, count)| u64::from(*count)).sum();
-    *budget = budget.checked_sub(total).ok_or(DecodeError::Bounds)?;
-    let mut indices = Vec::with_capacity(usize::try_from(total).map_err(|_| DecodeError::Bounds)?);
-    let mut next = 0i64;
-    for &(delta, count) in runs {
-        let start = next.checked_add(delta).ok_or(DecodeError::Bounds)?;
-        let end = start.checked_add(i64::from(count)).ok_or(DecodeError::Bounds)?;
-        if start < 0 || end > i64::from(i32::MAX) + 1 {
+/// Reads a grant, value by value: nothing is allocated for what has not come, or exceeds the budget.
+struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Indices that may still come.
+    budget: u64,
+}
+
+impl Reader<'_> {
+    fn take<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, DecodeError> {
+        let (value, rest) = postcard::take_from_bytes(self.bytes).map_err(|_| DecodeError::Body)?;
+        self.bytes = rest;
+        Ok(value)
+    }
+
+    /// Reads [`Runs`] as the indices that they stand for.
+    fn indices(&mut self) -> Result<Vec<i32>, DecodeError> {
+        let num_runs: u64 = self.take()?;
+        let mut indices = Vec::new();
+        let mut next = 0i64;
+        for _ in 0..num_runs {
+            let (delta, count): (i64, u32) = self.take()?;
+            let start = next.checked_add(delta).ok_or(DecodeError::Bounds)?;
+            let end = start.checked_add(i64::from(count)).ok_or(DecodeError::Bounds)?;
+            if start < 0 || end > i64::from(i32::MAX) + 1 {
+                return Err(DecodeError::Bounds);
+            }
+            self.budget = self.budget.checked_sub(u64::from(count)).ok_or(DecodeError::Bounds)?;
+            indices.extend((start..end).map(|index| index as i32));
+            next = end;
+        }
+        Ok(indices)
+    }
+
+    /// Reads [`Coded`].
+    fn grant(mut self) -> Result<GrantBody, DecodeError> {
+        let (num_receivers, aux, aux_owner): (u32, Option<i32>, bool) = self.take()?;
+        if num_receivers == 0 || aux.is_some_and(|aux| aux < 0) {
             return Err(DecodeError::Bounds);
         }
-        indices.extend((start..end).map(|index| index as i32));
-        next = end;
+        let pages = self.indices()?;
+        let num_groups: u64 = self.take()?;
+        let mut states = Vec::new();
+        let mut groups = BTreeSet::new();
+        for _ in 0..num_groups {
+            let group: u32 = self.take()?;
+            if !groups.insert(group) {
+                return Err(DecodeError::Body);
+            }
+            states.push((group, self.indices()?));
+        }
+        if !self.bytes.is_empty() {
+            return Err(DecodeError::Body);
+        }
+        Ok(GrantBody { pages, aux, aux_owner, states, num_receivers })
     }
-    Ok(indices)
 }
 
 /// Bytes of a grant in every fragment but the last, which may be shorter. Beside them stand at most 43: the frame's
@@ -142,29 +181,6 @@ impl GrantAssembly {
             return Ok(None);
         }
         let bytes: Vec<u8> = self.fragments.values().flatten().copied().collect();
-        let coded: Coded = match postcard::take_from_bytes(&bytes) {
-            Ok((coded, [])) => coded,
-            _ => return Err(DecodeError::Body),
-        };
-        let mut budget = max_items;
-        let pages = expand(&coded.pages, &mut budget)?;
-        let mut states = Vec::new();
-        let mut groups = BTreeSet::new();
-        for (group, runs) in &coded.states {
-            if !groups.insert(*group) {
-                return Err(DecodeError::Body);
-            }
-            states.push((*group, expand(runs, &mut budget)?));
-        }
-        if coded.aux.is_some_and(|aux| aux < 0) || coded.num_receivers == 0 {
-            return Err(DecodeError::Bounds);
-        }
-        Ok(Some(GrantBody {
-            pages,
-            aux: coded.aux,
-            aux_owner: coded.aux_owner,
-            states,
-            num_receivers: coded.num_receivers,
-        }))
+        Reader { bytes: &bytes, budget: max_items }.grant().map(Some)
     }
 }

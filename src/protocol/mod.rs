@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 mod card;
 mod grant;
 #[cfg(test)]
+mod lies;
+#[cfg(test)]
 mod tests;
 
 pub use card::{Card, decode_card, encode_card};
@@ -186,8 +188,11 @@ pub fn decode(frame: &[u8]) -> Result<Message, DecodeError> {
     if header[..2] != MAGIC {
         return Err(DecodeError::Magic);
     }
-    if header[2] != WIRE_VERSION || header[3] != 0 {
+    if header[2] != WIRE_VERSION {
         return Err(DecodeError::Version(header[2]));
+    }
+    if header[3] != 0 {
+        return Err(DecodeError::Magic);
     }
     if frame.len() > MAX_MESSAGE_BYTES {
         return Err(DecodeError::Length);

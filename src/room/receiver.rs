@@ -58,6 +58,9 @@ impl Source {
 /// Bounds the memory in which one room remembers slices of unfinished chunks (8 MiB), whatever a peer claims.
 const MAX_SEEN_WORDS: usize = 1 << 20;
 
+/// When a sender that has not confirmed that it drained is asked again for the first time.
+const ASK_AGAIN: Millis = 1000;
+
 /// What came of a landed message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Landing {
@@ -82,6 +85,8 @@ pub struct Receiver {
     connect_timeout: Millis,
     opened: Millis,
     last_progress: Millis,
+    last_asked: Millis,
+    ask_after: Millis,
     /// Words of all `seen` sets, bounded by [`MAX_SEEN_WORDS`].
     seen_words: usize,
     num_chunks: u64,
@@ -125,6 +130,8 @@ impl Receiver {
             connect_timeout,
             opened: now,
             last_progress: now,
+            last_asked: now,
+            ask_after: ASK_AGAIN,
             seen_words: 0,
             num_chunks: 0,
             num_pages: 0,
@@ -360,6 +367,15 @@ impl Receiver {
 
     /// Time passes.
     pub fn tick(&mut self, now: Millis, out: &mut Vec<Action>) {
+        if self.cause.is_some() && !self.quiesced() && now.saturating_sub(self.last_asked) >= self.ask_after {
+            // The abort or its answer may have been lost. Whoever has drained answers every time.
+            self.last_asked = now;
+            // Ever more rarely: what is asked of a stopped peer waits in the transport's memory.
+            self.ask_after = self.ask_after.saturating_mul(2);
+            for i in 0..self.sources.len() {
+                self.ask_again(self.sources[i].expected.peer, out);
+            }
+        }
         if self.state().ended() {
             return;
         }
@@ -434,11 +450,6 @@ impl Receiver {
     /// Whether this peer is one of the senders.
     pub fn concerns(&self, peer: PeerId) -> bool {
         self.sources.iter().any(|source| source.expected.peer == peer)
-    }
-
-    /// Whether the grant to this peer is still held back because it has not connected back.
-    pub fn waits_for(&self, peer: PeerId) -> bool {
-        self.sources.iter().any(|source| source.expected.peer == peer && !source.granted)
     }
 }
 

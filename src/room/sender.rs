@@ -149,7 +149,7 @@ impl Sender {
                     self.room
                 );
             }
-            if chunk.aux.is_none() && !chunk.no_aux && self.limits.has_aux && self.grants.is_empty() {
+            if chunk.aux.is_none() && !chunk.no_aux && self.limits.has_aux && !self.granted() {
                 fail!(NIXL_ERR_AUX_MISSING, "room {}: the last chunk has no aux index", self.room);
             }
         }
@@ -390,9 +390,9 @@ impl Sender {
 
     /// The receiver says that everything of ours has landed.
     pub fn done(&mut self, peer: PeerId, generation: u64, now: Millis) -> bool {
-        let last_sent = self.last_sent;
+        let complete = self.last_sent && self.granted();
         match self.grants.iter_mut().find(|grant| grant.peer == peer && grant.generation == generation) {
-            Some(grant) if last_sent => {
+            Some(grant) if complete => {
                 self.last_progress = now;
                 grant.done = true;
                 true

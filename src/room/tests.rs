@@ -893,3 +893,23 @@ fn a_transfer_that_fails_after_its_receiver_confirmed_everything_has_landed() {
     assert_eq!(sender.view().num_chunks, 1);
     assert!(out.is_empty(), "{out:?}");
 }
+
+#[test]
+fn b1_a_lost_abort_is_repeated_until_the_sender_has_drained() {
+    let mut world = World::new(1, 1, 1, 8);
+    let mut out = Vec::new();
+    world.receivers[0].abort(Error::new(NIXL_ERR_ABORTED, "given up"), &mut out);
+    out.clear();
+    world.receivers[0].tick(500, &mut out);
+    assert!(out.is_empty());
+    for now in [1000, 3000] {
+        world.receivers[0].tick(now, &mut out);
+        assert!(matches!(out[..], [Action::Tell(0, Message::Abort { .. })]), "at {now}: {out:?}");
+        out.clear();
+        world.receivers[0].tick(now + 500, &mut out);
+        assert!(out.is_empty());
+    }
+    assert!(world.receivers[0].drained(0, GENERATION));
+    world.receivers[0].tick(1_000_000, &mut out);
+    assert!(out.is_empty() && world.receivers[0].quiesced());
+}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Link, Outgoing, Parked, ParkedItem, Shared, Standing, Tables, check_grant};
+use crate::engine::{Assembly, Link, Outgoing, Parked, ParkedItem, Shared, Standing, Tables, check_grant, hello};
 use crate::error::*;
 use crate::fault;
 use crate::metrics::count;
@@ -15,8 +15,8 @@ use crate::room::{Landing, Millis, PeerId, Room};
 const TICK_MS: Millis = 20;
 /// Most messages sent in one round, so that transfers get their turn.
 const MAX_SENDS_PER_ROUND: usize = 64;
-/// Grants of one engine of which fragments may be missing at the same time.
-const MAX_ASSEMBLIES: usize = 4096;
+/// Grants of one peer of which fragments may be missing at the same time: it sends them one after the other.
+const MAX_ASSEMBLIES_PER_PEER: usize = 64;
 
 pub struct Control {
     shared: Arc<Shared>,
@@ -126,17 +126,27 @@ impl Control {
         let config = &self.shared.config;
         let mut tables = self.shared.tables();
         let before = tables.num_changes;
+        let revision = tables.revision;
         for (link, cause) in &closed {
             tables.connection_closed(&self.shared, link.peer, cause);
         }
         let mut pings = Vec::new();
+        let mut hellos = Vec::new();
         let mut silent = Vec::new();
         for peer in tables.peers.iter_mut() {
             if gap > config.heartbeat_interval {
                 // This thread was stopped, or starved: that says nothing of the peer.
                 peer.last_heard += gap;
             }
-            if matches!(peer.standing, Standing::Connecting | Standing::Closed) {
+            if peer.standing == Standing::Closed {
+                continue;
+            }
+            if peer.standing == Standing::Connecting {
+                // Also a probe: a peer that died before it said hello shows itself by the transport's error.
+                if now.saturating_sub(peer.last_ping) >= config.heartbeat_interval {
+                    peer.last_ping = now;
+                    hellos.push((peer.link.peer, hello(revision, peer, true)));
+                }
                 continue;
             }
             let quiet = now.saturating_sub(peer.last_heard);
@@ -151,14 +161,18 @@ impl Control {
         }
         let suspects = tables.peers.iter().filter(|peer| peer.is_suspect(now, config.heartbeat_interval));
         tables.suspects = suspects.map(|peer| peer.link.peer).collect();
+        for (peer, message) in hellos {
+            tables.tell(peer, message);
+        }
         for peer in pings {
             tables.tell(peer, Message::Ping { sequence: now });
         }
         for (peer, cause) in silent {
             tables.went_silent(&self.shared, peer, cause);
         }
-        tables.with_rooms(&self.shared.counters, |room| !room.state().ended(), |room, out| room.tick(now, out));
+        tables.with_rooms(&self.shared.counters, |room| !room.quiesced(), |room, out| room.tick(now, out));
         expire_parked(&mut tables, now);
+        tables.assemblies.retain(|_, assembly| assembly.expires > now);
         self.shared.finish(tables, before);
     }
 
@@ -357,21 +371,25 @@ fn assemble(
     limit: u64,
 ) -> Option<GrantBody> {
     let key = (peer, room);
-    let known = tables.assemblies.get(&key).map(|(generation, _)| *generation);
+    let known = tables.assemblies.get(&key).map(|assembly| assembly.generation);
     if known.is_some_and(|known| known > generation) {
         count(&shared.counters.messages_stale);
         return None;
     }
-    if known != Some(generation) {
-        if tables.assemblies.len() >= MAX_ASSEMBLIES {
+    // A grant that is whole at once needs no memory, so that other peers' incomplete ones cannot get in its way.
+    let mut single = Assembly { generation, expires: 0, fragments: GrantAssembly::default() };
+    if known != Some(generation) && num_fragments > 1 {
+        if tables.assemblies.keys().filter(|(from, _)| *from == peer).count() >= MAX_ASSEMBLIES_PER_PEER {
             count(&shared.counters.messages_malformed);
             let text = format!("room {room}: too many grants are incomplete");
             tables.tell(peer, Message::Failed { room, generation, code: NIXL_ERR_TOO_MANY_ROOMS, drained: true, text });
             return None;
         }
-        tables.assemblies.insert(key, (generation, GrantAssembly::default()));
+        let expires = shared.now().saturating_add(shared.config.grant_timeout);
+        tables.assemblies.insert(key, Assembly { expires, ..single });
+        single = Assembly { generation, expires: 0, fragments: GrantAssembly::default() };
     }
-    let (_, assembly) = tables.assemblies.get_mut(&key)?;
+    let assembly = &mut tables.assemblies.get_mut(&key).filter(|_| num_fragments > 1).unwrap_or(&mut single).fragments;
     match assembly.add(fragment, num_fragments, payload, limit) {
         Ok(None) => None,
         Ok(Some(body)) => {

@@ -111,6 +111,17 @@ int main(void) {
     prefill = node_start(config);
     join(&prefill, &second, &second_peer, &prefill_at_second);
     transfer_works(&prefill, &second, prefill_at_second, 10);
+
+    /* A sender that is killed before it has connected back: sooner than the time limit for that. */
+    node_t third = node_start(config);
+    const uint64_t third_at_second = introduce(&second, &third);
+    r = big(11);
+    EXPECT(receive(&second, &r, &third_at_second, 1), NIXL_OK);
+    node_kill(&third);
+    start = now_ms();
+    EXPECT_OVER(&second, 11, NIXL_ERR_PEER_LOST, "", 20000);
+    CHECK(now_ms() - start < 3 * LIMIT_MS);
+    transfer_works(&prefill, &second, prefill_at_second, 11);
     node_quit(&prefill);
     node_quit(&second);
     return 0;

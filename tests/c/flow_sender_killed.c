@@ -22,6 +22,8 @@ int main(void) {
         request_t r = request_of(100 + run, NUM_PAGES);
         poison_all(&decode);
         EXPECT(receive(&decode, &r, &prefill_peer, 1), NIXL_OK);
+        for (const uint64_t start = now_ms(); status_of(&prefill, r.room).state != NIXLKV_ROOM_WAITING_FOR_INPUT;)
+            CHECK(now_ms() - start < 10000);
         for (uint64_t offset = 0; offset < NUM_PAGES; offset += 16)
             EXPECT(send_part(&prefill, &r, offset, 16, offset + 16 == NUM_PAGES ? NIXLKV_CHUNK_LAST : 0), NIXL_OK);
         sleep_ms((unsigned)(mix(seed + run) % (1 + 12 * run)));
@@ -29,7 +31,9 @@ int main(void) {
         const uint64_t start = now_ms();
         const answer_t ended = wait_for(&decode, r.room, NIXLKV_WAIT_QUIESCED, 20000);
         EXPECT(ended, NIXL_OK);
-        CHECK(ended.quiesced == 1 && now_ms() - start < 3 * LIMIT_MS);
+        const uint64_t took_ms = now_ms() - start;
+        if (ended.quiesced != 1 || took_ms >= 3 * LIMIT_MS)
+            FAIL("run %" PRIu64 ": quiesced %u after %" PRIu64 " ms: %s", run, ended.quiesced, took_ms, ended.text);
         if (ended.state == NIXLKV_ROOM_SUCCESS) {
             EXPECT_CONTENTS(&decode, &r);
         } else {
