@@ -26,8 +26,8 @@ all: deps
 	$(CARGO) build --release --locked
 
 demo: all
-	$(MAKE) -C examples-c NIXLKV=tree TARGET=$(TARGET)/release
-	examples-c/build/demo
+	@$(MAKE) -s --no-print-directory -C examples-c NIXLKV=tree TARGET=$(TARGET)/release
+	@examples-c/build/demo
 
 test: deps
 	$(CARGO) test --locked --features fault-injection --no-fail-fast

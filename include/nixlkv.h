@@ -41,7 +41,7 @@
 #define NIXL_ERR_ROOM_UNKNOWN (-111)
 /** the room has ended: poll tells how */
 #define NIXL_ERR_ROOM_ENDED (-112)
-/** the room has not ended: abort it first */
+/** the room has not ended: wait for it, or abort it */
 #define NIXL_ERR_ROOM_ACTIVE (-113)
 /** something can still touch the room's memory (retryable) */
 #define NIXL_ERR_NOT_QUIESCED (-114)
@@ -306,8 +306,8 @@
 #define NIXLKV_CHUNK_LAST 1
 
 /**
- * Flag of the last chunk: another sender owns the room's aux slot, so that no aux index is given although aux regions
- * are registered.
+ * Flag of the last chunk: no aux index is given although aux regions are registered, since another sender owns the
+ * room's aux slot or the receiver asked for none.
  */
 #define NIXLKV_CHUNK_NO_AUX 2
 
@@ -351,8 +351,9 @@ typedef struct nixlkv_param_t {
 
 /**
  * Receives log lines: user_data as configured, the level (NIXLKV_LOG_ERROR to NIXLKV_LOG_TRACE) and one line without
- * a newline, valid during the call. It is called from the library's threads and from callers' threads, at the same
- * time; it must not throw or longjmp. A line that is being delivered while the engine is destroyed may still arrive.
+ * a newline, valid during the call. It is called from a thread of the library's own, one line at a time; it may call
+ * any function of the library, and must not throw or longjmp. It is not called any more once nixlkv_engine_destroy has
+ * returned, unless it destroyed the engine itself.
  */
 typedef void (*nixlkv_log_callback_t)(void *user_data, uint32_t level, const char *message);
 
@@ -418,7 +419,7 @@ typedef struct nixlkv_engine_config_t {
      */
     nixlkv_log_callback_t log_callback;
     /**
-     * Handed to log_callback. Must stay valid until the engine is destroyed.
+     * Handed to log_callback. Must stay valid until nixlkv_engine_destroy has returned.
      */
     void *log_user_data;
     /**
@@ -800,7 +801,7 @@ typedef struct nixlkv_chunk_t {
      */
     uint64_t page_offset;
     /**
-     * Points to the source aux slot. NULL: none. With NIXLKV_CHUNK_LAST only.
+     * Points to the source aux slot. NULL: none. With NIXLKV_CHUNK_LAST only, and only when the receiver asked for aux.
      */
     const int32_t *aux_index;
     /**
@@ -1028,8 +1029,8 @@ int32_t nixlkv_region_init(struct nixlkv_region_t *region, uint32_t struct_size)
  * Registers a batch of regions: all of them, or none. The whole batch is checked first, also against what is
  * registered already; the error's text names the entry's index and values.
  *
- * Peers that are connected keep what they know, and rooms that are open go on; before new rooms are opened with them,
- * both sides must export and connect again (NIXL_ERR_PEER_STALE tells).
+ * Peers that are connected keep what they know, and rooms that both sides have opened go on; before others are opened
+ * with them, both sides must export and connect again (NIXL_ERR_PEER_STALE tells).
  *
  * regions: num_regions entries, read during the call only. region_ids: NULL, or room for num_regions ids, written on
  * success only; an id is never 0 and never used twice.
@@ -1183,7 +1184,7 @@ int32_t nixlkv_poll(const struct nixlkv_engine_t *engine, uint64_t room, struct 
  * or-ed. timeout_ms: most milliseconds to wait; 0 looks once.
  * Any thread. Blocks for at most timeout_ms.
  * Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_ROOM_UNKNOWN,
- * NIXL_ERR_WAIT_TIMEOUT, NIXL_ERR_INTERNAL.
+ * NIXL_ERR_WAIT_TIMEOUT, NIXL_ERR_SHUT_DOWN (the engine was destroyed meanwhile), NIXL_ERR_INTERNAL.
  */
 int32_t nixlkv_wait(const struct nixlkv_engine_t *engine,
                     const uint64_t *rooms,

@@ -53,7 +53,7 @@ status_table! {
     NIXL_ERR_ROOM_IN_USE = -110, false, "the room is open already: release it first";
     NIXL_ERR_ROOM_UNKNOWN = -111, false, "no such room is open here";
     NIXL_ERR_ROOM_ENDED = -112, false, "the room has ended: poll tells how";
-    NIXL_ERR_ROOM_ACTIVE = -113, false, "the room has not ended: abort it first";
+    NIXL_ERR_ROOM_ACTIVE = -113, false, "the room has not ended: wait for it, or abort it";
     NIXL_ERR_NOT_QUIESCED = -114, true, "something can still touch the room's memory";
     NIXL_ERR_PAGE_OUT_OF_RANGE = -120, false, "a page index lies outside the registered KV regions";
     NIXL_ERR_PAGE_DUPLICATE = -121, false, "a destination page is listed twice";

@@ -1,8 +1,10 @@
 //! Counters, and the bridge from the `log` crate to the host's callback.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 /// Counters of one engine. They only ever grow; a reader sees each of them, not a snapshot of all.
 #[derive(Debug, Default)]
@@ -61,8 +63,28 @@ struct Sink {
 #[allow(unsafe_code)]
 unsafe impl Send for Sink {}
 
-static SINKS: Mutex<Vec<Sink>> = Mutex::new(Vec::new());
+/// Lines on their way, and who wants them. A thread of its own delivers: a callback may call any function of the
+/// library, and lines come from places where locks are held.
+struct Logger {
+    sinks: Vec<Sink>,
+    lines: VecDeque<(u32, String)>,
+    delivering: bool,
+    thread: Option<ThreadId>,
+}
+
+static LOGGER: Mutex<Logger> =
+    Mutex::new(Logger { sinks: Vec::new(), lines: VecDeque::new(), delivering: false, thread: None });
+static CHANGED: Condvar = Condvar::new();
 static MOST_VERBOSE: AtomicU32 = AtomicU32::new(0);
+
+/// Most lines on their way; what comes on top is dropped.
+const MAX_LINES: usize = 1024;
+/// How long removing a callback waits for lines on their way.
+const FLUSH: Duration = Duration::from_secs(1);
+
+fn logger() -> MutexGuard<'static, Logger> {
+    LOGGER.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Bridge;
 
@@ -75,38 +97,88 @@ impl log::Log for Bridge {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let mut line = format!("{}: {}", record.target(), record.args()).replace('\0', " ");
+        let mut line = format!("{}: {}", record.target(), record.args()).replace(['\0', '\n'], " ");
         line.push('\0');
-        // Called without the lock: a callback may create or destroy an engine.
-        let sinks: Vec<Sink> = SINKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for sink in sinks.iter().filter(|sink| record.level() as u32 <= sink.level) {
-            // SAFETY: the line ends in NUL, and the engine that owns the sink lives until `remove_sink`.
-            #[allow(unsafe_code)]
-            unsafe {
-                (sink.callback)(sink.user_data, record.level() as u32, line.as_ptr().cast());
-            }
+        let mut logger = logger();
+        if logger.lines.len() < MAX_LINES {
+            logger.lines.push_back((record.level() as u32, line));
+            CHANGED.notify_all();
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Adds an engine's callback and gives its id. When the host program, being Rust itself, has set a logger of its own, ours is not
-/// installed and lines go there instead.
+/// The body of the delivering thread; it ends when nobody listens any more.
+fn deliver() {
+    let mut state = logger();
+    loop {
+        if state.sinks.is_empty() {
+            state.lines.clear();
+            state.thread = None;
+            CHANGED.notify_all();
+            return;
+        }
+        let Some((level, line)) = state.lines.pop_front() else {
+            CHANGED.notify_all();
+            state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        state.delivering = true;
+        let sinks: Vec<Sink> = state.sinks.iter().filter(|sink| level <= sink.level).copied().collect();
+        drop(state);
+        for sink in sinks {
+            // SAFETY: the line ends in NUL, and `remove_sink` waits for a delivery that is in progress.
+            #[allow(unsafe_code)]
+            unsafe {
+                (sink.callback)(sink.user_data, level, line.as_ptr().cast());
+            }
+        }
+        state = logger();
+        state.delivering = false;
+    }
+}
+
+/// Adds an engine's callback and gives its id. When the host program, being Rust itself, has set a logger of its own,
+/// ours is not installed and lines go there instead.
 pub fn add_sink(level: u32, callback: LogCallback, user_data: *mut std::ffi::c_void) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let mut sinks = SINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    sinks.push(Sink { id, level, callback, user_data });
-    refresh(&sinks);
+    let mut state = logger();
+    state.sinks.push(Sink { id, level, callback, user_data });
+    if state.thread.is_none()
+        && let Ok(handle) = std::thread::Builder::new().name("nixlkv-log".into()).spawn(deliver)
+    {
+        state.thread = Some(handle.thread().id());
+    }
+    refresh(&state.sinks);
     id
 }
 
-/// Removes an engine's callback. A line that is being delivered on another thread may still arrive.
+/// Removes an engine's callback, after the lines on their way have been delivered; it is not called again. From within
+/// a callback it does not wait.
 pub fn remove_sink(id: u64) {
-    let mut sinks = SINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    sinks.retain(|sink| sink.id != id);
-    refresh(&sinks);
+    let deadline = Instant::now() + FLUSH;
+    let mut state = logger();
+    let inside = state.thread == Some(std::thread::current().id());
+    while !inside && state.thread.is_some() && (state.delivering || !state.lines.is_empty()) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        state = CHANGED.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    state.sinks.retain(|sink| sink.id != id);
+    refresh(&state.sinks);
+    CHANGED.notify_all();
+    // With the last callback the thread goes too.
+    while !inside && state.sinks.is_empty() && state.thread.is_some() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        state = CHANGED.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
 }
 
 fn refresh(sinks: &[Sink]) {

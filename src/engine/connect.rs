@@ -12,7 +12,13 @@ use super::{Engine, Shared, Tables, agent_name};
 
 /// A hello to a peer: which of its lives we mean, and which table of it we hold.
 pub fn hello(our_revision: u64, peer: &Peer, reply: bool) -> Message {
-    Message::Hello { revision: our_revision, known_revision: peer.revision, known_instance: peer.instance, reply }
+    Message::Hello {
+        revision: our_revision,
+        known_revision: peer.revision,
+        known_instance: peer.instance,
+        connection: peer.connection,
+        reply,
+    }
 }
 
 impl Engine {
@@ -37,6 +43,7 @@ impl Engine {
             let known = tables.peers.same_instance(&card);
             if let Some(peer) = known.and_then(|id| tables.peers.get(id).ok())
                 && peer.standing != Standing::Closed
+                && peer.replaced.is_none()
                 && (peer.revision, peer.mapped_revision) == (card.revision, published.revision)
             {
                 return Ok(peer.link.peer);
@@ -52,8 +59,15 @@ impl Engine {
                     peer.revision
                 );
             }
+            if known.and_then(|id| tables.peers.get(id).ok()).is_some_and(|peer| peer.replaced.is_some()) {
+                fail!(
+                    NIXL_ERR_PEER_BUSY,
+                    "a newer instance of {} is connected, and this one has rooms to drain",
+                    card.name
+                );
+            }
             if tables.closing.iter().any(|(link, _)| link.agent == card.agent) {
-                fail!(NIXL_ERR_PEER_BUSY, "the earlier connection to {} still has transfers in flight", card.name);
+                fail!(NIXL_ERR_PEER_BUSY, "the earlier connection to {} is still closing", card.name);
             }
             (known, tables.peers.earlier_instance(&card))
         };
@@ -75,13 +89,15 @@ impl Engine {
         let before = tables.num_changes;
         if let Some(earlier) = earlier {
             let text = format!("peer {} has restarted: a new instance has connected", card.name);
-            tables.part(shared, earlier, Error::new(NIXL_ERR_PEER_RESTARTED, text));
+            tables.replaced(shared, earlier, Error::new(NIXL_ERR_PEER_RESTARTED, text));
         }
         let id = known.unwrap_or_else(|| tables.peers.reserve_id());
+        let new_connection = tables.peers.reserve_id();
         let now = shared.now();
         let old = known.and_then(|id| tables.peers.get(id).ok());
         let kept = old.filter(|peer| peer.standing != Standing::Closed);
         let link = kept.map_or_else(|| Link::new(id, card.agent.clone()), |peer| peer.link.clone());
+        let connection = kept.map_or(new_connection, |peer| peer.connection);
         let peer = Peer {
             link,
             instance: card.instance,
@@ -96,6 +112,9 @@ impl Engine {
             last_heard: now,
             last_ping: now,
             closed_because: None,
+            replaced: None,
+            connection,
+            their_connection: kept.map_or(0, |peer| peer.their_connection),
             name: card.name,
         };
         let message = hello(published.revision, &peer, true);
@@ -110,12 +129,13 @@ impl Engine {
         let shared = self.shared();
         let mut tables = shared.tables();
         let before = tables.num_changes;
-        let name = tables.peers.get(peer)?.name.clone();
+        let entry = tables.peers.current(peer)?;
+        let (name, connection) = (entry.name.clone(), entry.connection);
         let busy = tables.rooms.values().filter(|entry| entry.room.concerns(peer) && !entry.room.quiesced()).count();
         if busy > 0 {
             fail!(NIXL_ERR_PEER_BUSY, "{busy} rooms with peer {name} are not quiesced: abort them first");
         }
-        tables.tell(peer, Message::Goodbye {});
+        tables.tell(peer, Message::Goodbye { connection });
         tables.part(shared, peer, Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} was disconnected")));
         shared.finish(tables, before);
         shared.wake();
@@ -137,6 +157,32 @@ impl Tables {
                 self.closing.push((removed.link, cause));
             } else if !self.closing.iter().any(|(link, _)| link.peer == peer) {
                 self.connection_closed(shared, peer, &cause);
+            }
+        }
+    }
+
+    /// A new instance has taken a peer's name: the old one's rooms fail. Forgetting it would not stop it from writing,
+    /// should it still live, so it stays until its rooms have drained or its connection breaks.
+    fn replaced(&mut self, shared: &Shared, peer: PeerId, cause: Error) {
+        self.with_rooms(
+            &shared.counters,
+            |room| room.concerns(peer),
+            |room, out| room.peer_gone(peer, &cause, false, out),
+        );
+        self.forget_parked(peer);
+        if let Some(entry) = self.peers.get_mut(peer) {
+            entry.replaced = Some(cause);
+        }
+        self.retire(shared);
+    }
+
+    /// Takes replaced peers out with which no room can move anything any more.
+    pub fn retire(&mut self, shared: &Shared) {
+        let replaced: Vec<(PeerId, Error)> =
+            self.peers.iter().filter_map(|peer| Some((peer.link.peer, peer.replaced.clone()?))).collect();
+        for (peer, cause) in replaced {
+            if !self.rooms.values().any(|entry| entry.room.concerns(peer) && !entry.room.quiesced()) {
+                self.part(shared, peer, cause);
             }
         }
     }
@@ -207,11 +253,19 @@ impl Tables {
     }
 
     /// A peer said hello.
-    pub fn greeted(&mut self, shared: &Shared, peer: PeerId, revision: u64, known_revision: u64, reply: bool) {
+    pub fn greeted(
+        &mut self,
+        shared: &Shared,
+        peer: PeerId,
+        (revision, known_revision): (u64, u64),
+        connection: u64,
+        reply: bool,
+    ) {
         let our_revision = self.revision;
         let Some(entry) = self.peers.get_mut(peer) else { return };
         entry.announced = revision;
         entry.known_revision = known_revision;
+        entry.their_connection = connection;
         if entry.standing == Standing::Connecting {
             entry.standing = Standing::Ready;
         }

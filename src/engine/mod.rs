@@ -404,6 +404,16 @@ impl Engine {
             |room| !room.state().ended(),
             |room, out| room.abort(cause.clone(), out),
         );
+        // Grants whose first chunk never comes now are answered.
+        for (room, items) in std::mem::take(&mut tables.parked) {
+            for ParkedItem { peer, generation, item, .. } in items {
+                if let Parked::Grant(_) = item {
+                    let (code, text) = (cause.code, format!("room {room}: {}", cause.text));
+                    tables.tell(peer, Message::Failed { room, generation, code, drained: true, text });
+                }
+            }
+        }
+        tables.num_parked = 0;
         self.shared.finish(tables, before);
         let mut tables = self.shared.tables();
         while tables.num_unquiesced > 0 || tables.num_pending > 0 {
@@ -459,16 +469,17 @@ impl Engine {
     fn stop(&self) {
         let mut tables = self.shared.tables();
         tables.shut_down = true;
-        let peers: Vec<PeerId> =
-            tables.peers.iter().filter(|peer| peer.standing != Standing::Closed).map(|peer| peer.link.peer).collect();
+        let open = tables.peers.iter().filter(|peer| peer.standing != Standing::Closed);
+        let peers: Vec<(PeerId, u64)> = open.map(|peer| (peer.link.peer, peer.connection)).collect();
         // A goodbye promises that nothing of ours is in flight any more.
         if tables.num_unquiesced == 0 && tables.num_pending == 0 {
-            for peer in peers {
-                tables.tell(peer, Message::Goodbye {});
+            for (peer, connection) in peers {
+                tables.tell(peer, Message::Goodbye { connection });
             }
         }
         drop(tables);
         self.shared.stop.store(true, Ordering::Release);
+        self.shared.changed.notify_all();
         self.shared.wake();
         for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
             if thread.join().is_err() {

@@ -83,6 +83,12 @@ pub struct Peer {
     pub last_ping: Millis,
     /// Why its connection closed.
     pub closed_because: Option<Error>,
+    /// Set when a new instance has taken its name: nothing new is opened with it.
+    pub replaced: Option<Error>,
+    /// Our number of the connection.
+    pub connection: u64,
+    /// Its number of the connection, from its hello; 0 before.
+    pub their_connection: u64,
 }
 
 impl Peer {
@@ -132,13 +138,23 @@ impl Peers {
 
     /// The peer with this name and another instance.
     pub fn earlier_instance(&self, card: &Card) -> Option<PeerId> {
-        let earlier = |peer: &&Peer| peer.name == card.name && peer.instance != card.instance;
+        let earlier =
+            |peer: &&Peer| peer.name == card.name && peer.instance != card.instance && peer.replaced.is_none();
         self.by_id.values().find(earlier).map(|peer| peer.link.peer)
     }
 
     /// The peer of exactly this instance.
     pub fn same_instance(&self, card: &Card) -> Option<PeerId> {
         self.by_id.values().find(|peer| peer.instance == card.instance).map(|peer| peer.link.peer)
+    }
+
+    /// The peer that calls may name: not one that has been replaced.
+    pub fn current(&self, id: PeerId) -> Result<&Peer> {
+        let peer = self.get(id)?;
+        match &peer.replaced {
+            Some(cause) => fail!(NIXL_ERR_PEER_UNKNOWN, "peer {id} is not connected any more: {cause}"),
+            None => Ok(peer),
+        }
     }
 
     /// An id that was never used.

@@ -48,7 +48,7 @@ pub struct WaitFor {
 fn check_indices(code: i32, room: u64, what: &dyn std::fmt::Display, indices: &[i32], len: u64) -> Result<()> {
     for (i, &index) in indices.iter().enumerate() {
         if u64::try_from(index).map_or(true, |index| index >= len) {
-            fail_with!(code, "room {room}: {what}[{i}] = {index} is outside 0..{len}");
+            fail_with!(code, "room {room}: {what}[{i}] = {index} is not one of the {len} from 0 on");
         }
     }
     Ok(())
@@ -231,7 +231,7 @@ impl Engine {
             None if tables.parked.contains_key(&room) => {
                 let items = &tables.parked[&room];
                 let cause = items.iter().find_map(|item| match &item.item {
-                    Parked::Aborted(cause) => Some(cause.clone()),
+                    Parked::Aborted(cause, _) => Some(cause.clone()),
                     Parked::Grant(_) => None,
                 });
                 Ok(View {
@@ -254,18 +254,29 @@ impl Engine {
     /// Waits until the rooms have ended, or have ended and are quiesced.
     pub fn wait(&self, rooms: &[u64], what: WaitFor, timeout: Duration) -> Result<()> {
         let deadline = Instant::now().checked_add(timeout);
+        let shared_stop = &self.shared().stop;
         let mut tables = self.shared().tables();
         loop {
             let mut reached = 0;
             for room in rooms {
-                let Some(entry) = tables.rooms.get(room) else {
-                    fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here");
+                let done = match (tables.rooms.get(room), tables.parked.get(room)) {
+                    (Some(entry), _) if what.quiesced => entry.room.quiesced(),
+                    (Some(entry), _) => entry.room.state().ended(),
+                    // Granted and without a chunk yet, as poll shows it; or given up again by its receiver.
+                    (None, Some(items)) => items.iter().any(|item| matches!(item.item, Parked::Aborted(..))),
+                    (None, None) => fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here"),
                 };
-                let done = if what.quiesced { entry.room.quiesced() } else { entry.room.state().ended() };
                 reached += usize::from(done);
             }
             if reached == rooms.len() || (what.any && reached > 0) {
                 return Ok(());
+            }
+            if shared_stop.load(std::sync::atomic::Ordering::Acquire) {
+                fail!(
+                    NIXL_ERR_SHUT_DOWN,
+                    "the engine was destroyed while {reached} of {} rooms were done",
+                    rooms.len()
+                );
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -318,7 +329,7 @@ impl Engine {
     /// Forgets a room that has ended and is quiesced.
     pub fn release(&self, room: u64) -> Result<()> {
         let shared = self.shared();
-        let keep_until = shared.now().saturating_add(shared.config.room_timeout);
+        let keep_until = shared.now().saturating_add(shared.config.grant_timeout);
         shared.tables().release(room, keep_until, shared.config.max_rooms)
     }
 }
@@ -361,11 +372,20 @@ impl Tables {
             }
         }
         for item in items {
+            let stale = self.peers.get(item.peer).is_ok_and(|peer| peer.mapped_revision != published.revision);
+            if stale && matches!(item.item, Parked::Grant(_)) {
+                let text = format!("room {room}: our regions changed since peer {} was connected", item.peer);
+                sender.abort(Error::new(NIXL_ERR_PEER_STALE, text), out);
+            }
+        }
+        for item in items {
             // One of several receivers gave up: the room fails as a whole, unless the others are enough.
-            if let Parked::Aborted(cause) = &item.item
-                && sender.state() == State::Bootstrapping
+            if let Parked::Aborted(cause, body) = &item.item
+                && matches!(sender.state(), State::Bootstrapping | State::Failed)
             {
                 sender.abort(cause.clone(), out);
+                // It knows, and is owed no answer; so what the machine would tell it is not sent.
+                sender.grant(item.peer, item.generation, body.clone(), Arc::default(), now, &mut Vec::new());
             }
         }
         Ok(sender)
@@ -389,7 +409,7 @@ fn expect(tables: &Tables, published: &Published, request: &RecvRequest) -> Resu
         if request.senders[..i].contains(&id) {
             fail!(NIXL_ERR_PEER_DUPLICATE, "room {room}: senders[{i}] = {id} is listed twice");
         }
-        let peer = tables.peers.get(id)?;
+        let peer = tables.peers.current(id)?;
         if let Some(cause) = &peer.closed_because {
             fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is lost: {cause}", peer.name);
         }

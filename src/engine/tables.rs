@@ -1,6 +1,6 @@
 //! What an engine's mutex guards: rooms, parked grants, queues, and which of our memory is promised to whom.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::*;
@@ -14,32 +14,33 @@ use super::peers::{Link, Peers};
 /// Destination memory that rooms hold until they are quiesced.
 #[derive(Debug, Default)]
 pub struct InUse {
-    pages: HashSet<i32>,
-    aux: HashSet<i32>,
-    states: HashSet<(u32, i32)>,
+    pages: HashMap<i32, u64>,
+    aux: HashMap<i32, u64>,
+    states: HashMap<(u32, i32), u64>,
 }
 
 impl InUse {
     /// Claims everything that a grant names, or nothing.
     pub fn claim(&mut self, room: u64, grant: &GrantBody) -> Result<()> {
-        if let Some(page) = grant.pages.iter().find(|page| self.pages.contains(page)) {
-            fail!(NIXL_ERR_PAGE_IN_USE, "room {room}: page {page} belongs to a room that is not quiesced");
+        if let Some((page, owner)) = grant.pages.iter().find_map(|page| Some((page, self.pages.get(page)?))) {
+            fail!(NIXL_ERR_PAGE_IN_USE, "room {room}: page {page} belongs to room {owner}, which is not quiesced");
         }
-        if let Some(aux) = grant.aux.filter(|aux| self.aux.contains(aux)) {
-            fail!(NIXL_ERR_AUX_IN_USE, "room {room}: aux slot {aux} belongs to a room that is not quiesced");
+        if let Some((aux, owner)) = grant.aux.and_then(|aux| Some((aux, self.aux.get(&aux)?))) {
+            fail!(NIXL_ERR_AUX_IN_USE, "room {room}: aux slot {aux} belongs to room {owner}, which is not quiesced");
         }
         for (group, slots) in &grant.states {
-            if let Some(slot) = slots.iter().find(|slot| self.states.contains(&(*group, **slot))) {
+            if let Some((slot, owner)) = slots.iter().find_map(|slot| Some((slot, self.states.get(&(*group, *slot))?)))
+            {
                 fail!(
                     NIXL_ERR_STATE_IN_USE,
-                    "room {room}: slot {slot} of state group {group} belongs to a room that is not quiesced"
+                    "room {room}: slot {slot} of state group {group} belongs to room {owner}, which is not quiesced"
                 );
             }
         }
-        self.pages.extend(&grant.pages);
-        self.aux.extend(grant.aux);
+        self.pages.extend(grant.pages.iter().map(|page| (*page, room)));
+        self.aux.extend(grant.aux.map(|aux| (aux, room)));
         for (group, slots) in &grant.states {
-            self.states.extend(slots.iter().map(|slot| (*group, *slot)));
+            self.states.extend(slots.iter().map(|slot| ((*group, *slot), room)));
         }
         Ok(())
     }
@@ -77,8 +78,16 @@ pub struct Entry {
 pub enum Parked {
     /// A grant.
     Grant(Arc<GrantBody>),
-    /// The receiver gave the room up again.
-    Aborted(Error),
+    /// The receiver gave the room up again, after this grant.
+    Aborted(Error, Arc<GrantBody>),
+}
+
+impl Parked {
+    fn body(&self) -> &Arc<GrantBody> {
+        match self {
+            Parked::Grant(body) | Parked::Aborted(_, body) => body,
+        }
+    }
 }
 
 /// A parked message.
@@ -274,9 +283,19 @@ impl Tables {
 
     /// Forgets a room that has ended and is quiesced. `keep_until` is when its tombstone, if it needs one, goes too.
     pub fn release(&mut self, id: u64, keep_until: Millis, limit: usize) -> Result<()> {
+        let given_up = |items: &Vec<ParkedItem>| items.iter().all(|item| matches!(item.item, Parked::Aborted(..)));
+        if !self.rooms.contains_key(&id) && self.parked.get(&id).is_some_and(given_up) {
+            // Given up by its receiver before we opened it: poll shows it as failed.
+            self.unpark(id);
+            return Ok(());
+        }
         let Some(entry) = self.rooms.get(&id) else { fail!(NIXL_ERR_ROOM_UNKNOWN, "room {id} is not open here") };
         if !entry.ended {
-            fail!(NIXL_ERR_ROOM_ACTIVE, "room {id} has not ended: its state is {:?}", entry.room.state());
+            fail!(
+                NIXL_ERR_ROOM_ACTIVE,
+                "room {id} has not ended ({:?}): wait until poll says that it is quiesced, or abort it",
+                entry.room.state()
+            );
         }
         if !entry.quiesced {
             let view = entry.room.view();
@@ -336,6 +355,10 @@ impl Tables {
         items.retain(|old| old.peer != item.peer);
         self.num_parked -= before - items.len();
         if self.num_parked >= limit {
+            self.evict_parked_abort();
+        }
+        let items = self.parked.entry(room).or_default();
+        if self.num_parked >= limit {
             if items.is_empty() {
                 self.parked.remove(&room);
             }
@@ -344,6 +367,29 @@ impl Tables {
         items.push(item);
         self.num_parked += 1;
         true
+    }
+
+    /// Makes room by dropping a notice that a room was given up before we opened it.
+    fn evict_parked_abort(&mut self) {
+        let aborted = |item: &ParkedItem| matches!(item.item, Parked::Aborted(..));
+        let Some(room) = self.parked.iter().find(|(_, items)| items.iter().any(aborted)).map(|(room, _)| *room) else {
+            return;
+        };
+        if let Some(items) = self.parked.get_mut(&room) {
+            let before = items.len();
+            items.retain(|item| !aborted(item));
+            self.num_parked -= before - items.len();
+            if items.is_empty() {
+                self.parked.remove(&room);
+            }
+        }
+    }
+
+    /// The grant of exactly this life of a room that is parked.
+    pub fn parked_grant(&self, peer: PeerId, room: u64, generation: u64) -> Option<Arc<GrantBody>> {
+        let items = self.parked.get(&room)?;
+        let item = items.iter().find(|item| item.peer == peer && item.generation == generation)?;
+        Some(item.item.body().clone())
     }
 
     /// Takes what is parked for a room.

@@ -42,8 +42,9 @@ pub struct nixlkv_engine_t {
 }
 
 /// Receives log lines: user_data as configured, the level (NIXLKV_LOG_ERROR to NIXLKV_LOG_TRACE) and one line without
-/// a newline, valid during the call. It is called from the library's threads and from callers' threads, at the same
-/// time; it must not throw or longjmp. A line that is being delivered while the engine is destroyed may still arrive.
+/// a newline, valid during the call. It is called from a thread of the library's own, one line at a time; it may call
+/// any function of the library, and must not throw or longjmp. It is not called any more once nixlkv_engine_destroy has
+/// returned, unless it destroyed the engine itself.
 pub type nixlkv_log_callback_t =
     Option<unsafe extern "C" fn(user_data: *mut c_void, level: u32, message: *const c_char)>;
 
@@ -92,7 +93,7 @@ pub struct nixlkv_engine_config_t {
     pub log_level: u32,
     /// Receives log lines. NULL: nobody does. The library never writes to stdout or stderr.
     pub log_callback: nixlkv_log_callback_t,
-    /// Handed to log_callback. Must stay valid until the engine is destroyed.
+    /// Handed to log_callback. Must stay valid until nixlkv_engine_destroy has returned.
     pub log_user_data: *mut c_void,
     /// Most milliseconds that nixlkv_engine_create may take. 0: 30000.
     pub create_timeout_ms: u64,

@@ -123,8 +123,8 @@ pub unsafe extern "C" fn nixlkv_region_init(region: *mut nixlkv_region_t, struct
 /// Registers a batch of regions: all of them, or none. The whole batch is checked first, also against what is
 /// registered already; the error's text names the entry's index and values.
 ///
-/// Peers that are connected keep what they know, and rooms that are open go on; before new rooms are opened with them,
-/// both sides must export and connect again (NIXL_ERR_PEER_STALE tells).
+/// Peers that are connected keep what they know, and rooms that both sides have opened go on; before others are opened
+/// with them, both sides must export and connect again (NIXL_ERR_PEER_STALE tells).
 ///
 /// regions: num_regions entries, read during the call only. region_ids: NULL, or room for num_regions ids, written on
 /// success only; an id is never 0 and never used twice.

@@ -34,7 +34,11 @@ unsafe fn struct_size<T: Sized32>(pointer: *const T, what: &str) -> Result<usize
     // SAFETY: checked for NULL and alignment; the caller promises a struct that begins with its size.
     let size = unsafe { pointer.cast::<u32>().read() } as usize;
     if !(8..=MAX_STRUCT_SIZE).contains(&size) || !size.is_multiple_of(align_of::<T>()) {
-        fail!(NIXL_ERR_STRUCT_SIZE, "{what}: struct_size is {size}, this library's is {}", size_of::<T>());
+        fail!(
+            NIXL_ERR_STRUCT_SIZE,
+            "{what}: struct_size is {size}, not set up by its _init function? (it is {} here)",
+            size_of::<T>()
+        );
     }
     Ok(size)
 }

@@ -25,8 +25,8 @@ pub const NIXLKV_ROOM_SUCCESS: u32 = 4;
 
 /// Flag of a chunk: it is the room's last.
 pub const NIXLKV_CHUNK_LAST: u32 = 1;
-/// Flag of the last chunk: another sender owns the room's aux slot, so that no aux index is given although aux regions
-/// are registered.
+/// Flag of the last chunk: no aux index is given although aux regions are registered, since another sender owns the
+/// room's aux slot or the receiver asked for none.
 pub const NIXLKV_CHUNK_NO_AUX: u32 = 2;
 
 /// Wait until every room has ended.
@@ -107,7 +107,7 @@ pub struct nixlkv_chunk_t {
     pub num_pages: u64,
     /// Where they start in the room's page list: pages[i] goes to the receiver's page number page_offset + i.
     pub page_offset: u64,
-    /// Points to the source aux slot. NULL: none. With NIXLKV_CHUNK_LAST only.
+    /// Points to the source aux slot. NULL: none. With NIXLKV_CHUNK_LAST only, and only when the receiver asked for aux.
     pub aux_index: *const i32,
     /// Source state slots. With NIXLKV_CHUNK_LAST only.
     pub states: *const nixlkv_state_indices_t,
@@ -362,7 +362,7 @@ pub unsafe extern "C" fn nixlkv_poll(
 /// or-ed. timeout_ms: most milliseconds to wait; 0 looks once.
 /// Any thread. Blocks for at most timeout_ms.
 /// Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_ROOM_UNKNOWN,
-/// NIXL_ERR_WAIT_TIMEOUT, NIXL_ERR_INTERNAL.
+/// NIXL_ERR_WAIT_TIMEOUT, NIXL_ERR_SHUT_DOWN (the engine was destroyed meanwhile), NIXL_ERR_INTERNAL.
 ///
 /// # Safety
 ///

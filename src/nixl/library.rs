@@ -145,7 +145,12 @@ fn search(surroundings: &Surroundings) -> Result<Library> {
     }
     match first_fault {
         Some(error) => Err(error),
-        None => fail!(NIXL_ERR_LIBRARY_NOT_FOUND, "{FILE_NAME} was found nowhere; tried: {}", tried.join("; ")),
+        None => fail!(
+            NIXL_ERR_LIBRARY_NOT_FOUND,
+            "{FILE_NAME} was found nowhere: set {VARIABLE} to its path, or install NIXL's wheel (nixl-cu12) in the active \
+             Python environment; tried: {}",
+            tried.join("; ")
+        ),
     }
 }
 

@@ -46,11 +46,16 @@ pub enum Message {
         known_revision: u64,
         /// Which life of the addressee is meant.
         known_instance: [u8; 16],
+        /// The sender's number of this connection: another one after it has disconnected.
+        connection: u64,
         /// Please answer with a hello.
         reply: bool,
     },
     /// I am going; nothing of mine is in flight.
-    Goodbye {},
+    Goodbye {
+        /// Which connection ends, by the number that the hello gave.
+        connection: u64,
+    },
     /// Are you there?
     Ping {
         /// Comes back.

@@ -34,15 +34,16 @@ fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
         num_state_groups,
     });
     prop_oneof![
-        (number(), number(), any::<[u8; 16]>(), any::<bool>()).prop_map(
-            |(revision, known_revision, known_instance, reply)| Message::Hello {
+        (number(), number(), any::<[u8; 16]>(), number(), any::<bool>()).prop_map(
+            |(revision, known_revision, known_instance, connection, reply)| Message::Hello {
                 revision,
                 known_revision,
                 known_instance,
+                connection,
                 reply
             }
         ),
-        Just(Message::Goodbye {}),
+        number().prop_map(|connection| Message::Goodbye { connection }),
         number().prop_map(|sequence| Message::Ping { sequence }),
         number().prop_map(|sequence| Message::Pong { sequence }),
         (number(), number(), number(), small(), small(), prop::collection::vec(any::<u8>(), 0..145)).prop_map(
@@ -77,8 +78,14 @@ fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
 fn longest(text: &str) -> Vec<Message> {
     let (room, generation) = (u64::MAX, u64::MAX);
     vec![
-        Message::Hello { revision: u64::MAX, known_revision: u64::MAX, known_instance: [255; 16], reply: true },
-        Message::Goodbye {},
+        Message::Hello {
+            revision: u64::MAX,
+            known_revision: u64::MAX,
+            known_instance: [255; 16],
+            connection: u64::MAX,
+            reply: true,
+        },
+        Message::Goodbye { connection: u64::MAX },
         Message::Ping { sequence: u64::MAX },
         Message::Pong { sequence: u64::MAX },
         Message::Grant {
@@ -207,10 +214,10 @@ fn d6_the_bytes_of_this_version_stand_still() {
     // behind their length.
     let bodies: [(Message, &[u8]); 10] = [
         (
-            Message::Hello { revision: 1, known_revision: 300, known_instance: [7; 16], reply: true },
-            &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1],
+            Message::Hello { revision: 1, known_revision: 300, known_instance: [7; 16], connection: 5, reply: true },
+            &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 1],
         ),
-        (Message::Goodbye {}, &[1]),
+        (Message::Goodbye { connection: 6 }, &[1, 6]),
         (Message::Ping { sequence: 128 }, &[2, 0x80, 1]),
         (Message::Pong { sequence: 127 }, &[3, 127]),
         (

@@ -383,8 +383,10 @@ impl Receiver {
         if waited >= self.connect_timeout
             && let Some(source) = self.sources.iter().find(|source| !source.granted)
         {
-            let text =
-                format!("room {}: peer {} has not connected back for {waited} ms", self.room, source.expected.peer);
+            let text = format!(
+                "room {}: peer {} has not connected back for {waited} ms: it must call nixlkv_connect with our blob",
+                self.room, source.expected.peer
+            );
             return self.fail(Error::new(NIXL_ERR_PEER_NOT_READY, text), out);
         }
         let waited = now.saturating_sub(self.last_progress);

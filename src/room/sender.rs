@@ -180,6 +180,12 @@ impl Sender {
                     "room {room}: the receiver expects aux from us, and the last chunk has no aux index"
                 );
             }
+            (None, Some(aux)) => {
+                fail!(
+                    NIXL_ERR_AUX_UNEXPECTED,
+                    "room {room}: aux slot {aux} is sent, and the receiver asked for no aux (NIXLKV_CHUNK_NO_AUX sends none)"
+                );
+            }
             (Some(_), Some(_)) if !grant.body.aux_owner => {
                 fail!(NIXL_ERR_AUX_NOT_OWNER, "room {room}: the receiver expects aux from another sender");
             }
@@ -439,7 +445,11 @@ impl Sender {
         let waited = now.saturating_sub(self.last_progress);
         if !self.granted() {
             if waited >= self.limits.grant_timeout {
-                let text = format!("room {}: no grant within {} ms", self.room, self.limits.grant_timeout);
+                let text = format!(
+                    "room {}: no grant within {} ms: no connected decode engine called nixlkv_recv for it, or its side \
+                     has not connected us back",
+                    self.room, self.limits.grant_timeout
+                );
                 self.fail(Error::new(NIXL_ERR_GRANT_TIMEOUT, text), out);
             }
         } else if waited >= self.limits.room_timeout {

@@ -171,6 +171,7 @@ impl Control {
             tables.went_silent(&self.shared, peer, cause);
         }
         tables.with_rooms(&self.shared.counters, |room| !room.quiesced(), |room, out| room.tick(now, out));
+        tables.retire(&self.shared);
         expire_parked(&mut tables, now);
         tables.assemblies.retain(|_, assembly| assembly.expires > now);
         self.shared.finish(tables, before);
@@ -248,16 +249,22 @@ fn handle(shared: &Shared, tables: &mut Tables, peer: PeerId, message: Message) 
         Error::new(if known { code } else { NIXL_ERR_XFER_FAILED }, text)
     };
     match message {
-        Message::Hello { revision, known_revision, known_instance, reply } => {
+        Message::Hello { revision, known_revision, known_instance, connection, reply } => {
             if known_instance != shared.instance {
                 count(&counters.messages_stale);
                 return;
             }
-            tables.greeted(shared, peer, revision, known_revision, reply);
+            tables.greeted(shared, peer, (revision, known_revision), connection, reply);
         }
-        Message::Goodbye {} => {
+        Message::Goodbye { connection } => {
+            let Ok(entry) = tables.peers.get(peer) else { return };
+            if entry.their_connection != connection {
+                // Of an earlier connection: we have connected it again since.
+                count(&counters.messages_stale);
+                return;
+            }
             // It drained before it said so.
-            let Ok(name) = tables.peers.get(peer).map(|peer| peer.name.clone()) else { return };
+            let name = entry.name.clone();
             let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} said goodbye"));
             tables.connection_closed(shared, peer, &cause);
             tables.broke(shared, peer, cause);
@@ -346,14 +353,10 @@ fn aborted(shared: &Shared, tables: &mut Tables, peer: PeerId, room: u64, genera
         return;
     }
     tables.tell(peer, Message::Drained { room, generation });
-    let granted = tables
-        .parked
-        .get(&room)
-        .is_some_and(|items| items.iter().any(|item| item.peer == peer && item.generation == generation));
-    if granted {
+    if let Some(body) = tables.parked_grant(peer, room, generation) {
         // The prefill side has yet to hear of it: its first chunk finds the room failed.
         let expires = now.saturating_add(shared.config.room_timeout);
-        let item = ParkedItem { peer, generation, item: Parked::Aborted(cause), expires };
+        let item = ParkedItem { peer, generation, item: Parked::Aborted(cause, body), expires };
         tables.park(room, item, shared.config.max_rooms);
     } else {
         count(&shared.counters.messages_unknown_room);
@@ -418,7 +421,7 @@ fn granted(
     body: GrantBody,
 ) {
     let now = shared.now();
-    let refusal = tables.peers.get(peer).and_then(|entry| {
+    let refusal = tables.peers.current(peer).and_then(|entry| {
         if entry.to_peer.is_none() {
             fail!(NIXL_ERR_ROLE, "room {room}: engine {} does not send to decode engines", shared.name);
         }
@@ -428,6 +431,25 @@ fn granted(
                 "room {room}: {} holds revision {} of the receiver's regions, the grant is for {revision}",
                 shared.name,
                 entry.revision
+            );
+        }
+        if tables.shut_down {
+            fail!(NIXL_ERR_PEER_DISCONNECTED, "room {room}: engine {} shut down", shared.name);
+        }
+        if entry.mapped_revision != tables.revision {
+            fail!(
+                NIXL_ERR_PEER_STALE,
+                "room {room}: {}'s regions changed since it connected the receiver: exchange blobs again",
+                shared.name
+            );
+        }
+        if entry.known_revision != tables.revision {
+            fail!(
+                NIXL_ERR_PEER_STALE,
+                "room {room}: the receiver holds revision {} of {}'s regions, they are at {}",
+                entry.known_revision,
+                shared.name,
+                tables.revision
             );
         }
         check_grant(room, &body, &entry.table)

@@ -11,7 +11,7 @@ use crate::metrics::count;
 use crate::nixl::{Failure, FailureStatus, Posted, Transfer, TransferStatus, Write};
 use crate::plan::{Cursor, Limits, Run, Slice, runs};
 use crate::protocol::{Message, encode};
-use crate::room::{Job, Millis, Room, Settled};
+use crate::room::{Job, Millis, PeerId, Room, Settled};
 
 /// One post moves at most this much: on UCX's shared-memory lanes NIXL copies inside the post, and neither other
 /// rooms nor control messages should wait for long.
@@ -20,7 +20,9 @@ const LIMITS: Limits = Limits { max_bytes: 8 << 20, max_spans: 512 };
 /// holds up only its own.
 const MAX_IN_FLIGHT_PER_PEER: u32 = 4;
 /// Chunks planned at the same time.
-const MAX_ACTIVE: usize = 64;
+const MAX_ACTIVE: usize = 256;
+/// Of these, to one peer: a peer that has stopped leaves the others' chunks their places.
+const MAX_ACTIVE_PER_PEER: usize = 16;
 /// How often posted slices are looked at for a stall.
 const WATCH_MS: Millis = 20;
 
@@ -64,6 +66,10 @@ pub struct Transfers {
     /// In turn: the front posts a slice, then goes to the back.
     turns: VecDeque<u64>,
     active: std::collections::HashMap<u64, Active>,
+    /// How many of them go to each peer.
+    active_of: std::collections::HashMap<PeerId, usize>,
+    /// Queued chunks that had to wait for one of their peer's to settle.
+    passed_over: usize,
     next_key: u64,
     flights: Vec<Flight>,
     slice: Slice,
@@ -80,6 +86,8 @@ impl Transfers {
             index,
             turns: VecDeque::new(),
             active: Default::default(),
+            active_of: Default::default(),
+            passed_over: 0,
             next_key: 0,
             flights: Vec::new(),
             slice: Slice::default(),
@@ -106,16 +114,34 @@ impl Transfers {
 
     /// Plans queued chunks.
     fn take_jobs(&mut self) -> bool {
-        let room = MAX_ACTIVE.saturating_sub(self.active.len());
+        let mut room = MAX_ACTIVE.saturating_sub(self.active.len());
         if room == 0 {
             return false;
         }
-        let jobs: Vec<QueuedJob> = {
+        let mut jobs: Vec<QueuedJob> = Vec::new();
+        {
             let mut tables = self.shared.tables();
             let queue = &mut tables.jobs[self.index];
-            let most = queue.len().min(room);
-            queue.drain(..most).collect()
-        };
+            // What was passed over stays passed over until a chunk settles or another is queued.
+            if queue.len() == self.passed_over {
+                return false;
+            }
+            let mut left = VecDeque::with_capacity(queue.len());
+            for queued in queue.drain(..) {
+                let active = self.active_of.entry(queued.job.peer).or_default();
+                // A cancelled one needs no turn: it settles at once.
+                let cancelled = queued.job.cancelled.load(Ordering::Acquire) || queued.link.is_closed();
+                if cancelled || (room > 0 && *active < MAX_ACTIVE_PER_PEER) {
+                    *active += 1;
+                    room = room.saturating_sub(1);
+                    jobs.push(queued);
+                } else {
+                    left.push_back(queued);
+                }
+            }
+            self.passed_over = left.len();
+            *queue = left;
+        }
         let busy = !jobs.is_empty();
         for queued in jobs {
             // A fault in one job is that room's failure, not the thread's.
@@ -194,6 +220,7 @@ impl Transfers {
             return;
         }
         self.last_watch = now;
+        self.passed_over = 0;
         if let Some(first) = self.flights.iter().min_by_key(|flight| flight.posted)
             && let Some(active) = self.active.get(&first.active)
         {
@@ -241,6 +268,13 @@ impl Transfers {
                     continue;
                 }
                 if let Some(active) = self.active.remove(&key) {
+                    self.passed_over = 0;
+                    if let Some(count) = self.active_of.get_mut(&active.queued.job.peer) {
+                        *count -= 1;
+                        if *count == 0 {
+                            self.active_of.remove(&active.queued.job.peer);
+                        }
+                    }
                     self.settled.push(settle(active));
                     busy = true;
                 }

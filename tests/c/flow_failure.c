@@ -71,6 +71,13 @@ int main(void) {
         CHECK(now_ms() - start < 2000);
     EXPECT(send_part(&prefill, &r, 0, 5, 0), NIXL_ERR_ROOM_ENDED);
     EXPECT_OVER(&prefill, 21, NIXL_ERR_ABORTED, "changed its mind", 5000);
+    /* The id's next life has nothing of the earlier one, also when its grant comes before its first chunk. */
+    EXPECT(receive(&decode, &r, &prefill_peer, 1), NIXL_OK);
+    for (uint64_t start = now_ms(); status_of(&prefill, 21).state != NIXLKV_ROOM_WAITING_FOR_INPUT; sleep_ms(1))
+        CHECK(now_ms() - start < 2000);
+    EXPECT(send_part(&prefill, &r, 0, 20, NIXLKV_CHUNK_LAST), NIXL_OK);
+    EXPECT_OVER(&decode, 21, NIXL_OK, "", 5000);
+    EXPECT_OVER(&prefill, 21, NIXL_OK, "", 5000);
     transfer_works(&prefill, &decode, prefill_peer, 21);
 
     /* The grant doesn't fit what was sent before it: the first cause, on both sides. */

@@ -27,8 +27,8 @@ static void await_closed(uint64_t room) {
 }
 
 static void disconnected(void) {
-    for (uint64_t round = 0; round < 3; round++) {
-        const request_t r = request_of(10 + round, 20);
+    for (uint64_t round = 0; round < 20; round++) {
+        const request_t r = request_of(110 + round, 20);
         EXPECT(receive(&decode, &r, &prefill_peer, 1), NIXL_OK);
         EXPECT(send_part(&prefill, &r, 0, 5, 0), NIXL_OK);
         for (const uint64_t start = now_ms(); status_of(&decode, r.room).num_pages < 5; sleep_ms(1))
@@ -41,18 +41,18 @@ static void disconnected(void) {
 
         EXPECT(disconnect(&prefill, decode_peer), NIXL_OK);
         EXPECT(disconnect(&prefill, decode_peer), NIXL_ERR_PEER_UNKNOWN);
-        await_closed(20 + round);
-        if (round == 1) {
+        await_closed(140 + round);
+        if (round % 2 == 1) {
             EXPECT(disconnect(&decode, prefill_peer), NIXL_OK);
             EXPECT(receive(&decode, &r, &prefill_peer, 1), NIXL_ERR_PEER_UNKNOWN);
         }
         const uint64_t old = decode_peer;
         join(&prefill, &decode, &decode_peer, &prefill_peer);
         CHECK(decode_peer != old);
-        transfer_works(&prefill, &decode, prefill_peer, 30 + round);
+        transfer_works(&prefill, &decode, prefill_peer, 170 + round);
         /* The same blob again is the same peer. */
         CHECK(introduce(&prefill, &decode) == decode_peer && introduce(&decode, &prefill) == prefill_peer);
-        transfer_works(&prefill, &decode, prefill_peer, 30 + round);
+        transfer_works(&prefill, &decode, prefill_peer, 170 + round);
     }
 }
 
