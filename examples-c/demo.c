@@ -248,6 +248,7 @@ static uint32_t print_table(const result_t *expected, const result_t *moved, uin
         total_prompt += result->num_prompt;
         num_good += identical && complete;
     }
+    printf("opening and first chunk include the prefill itself; what follows the last chunk is the transfer's own\n");
     printf("%u prompt tokens, %.1f MiB moved\n", total_prompt, (double)total_bytes / (1 << 20));
     return num_good;
 }

@@ -2,4 +2,4 @@
 /* timeout: 180 */
 /* env: UCX_TLS=tcp,self */
 #define ITERATIONS 150
-#include "flow_landing.c"
+#include "flow_a3_a4_landing.c"
