@@ -468,7 +468,7 @@ typedef struct nixlkv_nixl_info_t {
     /**
      * Path of the libnixl_capi.so that is loaded.
      */
-    const char *library_path;
+    const char *nixl_library;
     /**
      * The backend that is running.
      */

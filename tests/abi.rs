@@ -42,7 +42,7 @@ fn rust_layouts() -> Vec<Layout> {
             stall_timeout_ms,
         },
         nixlkv_nixl_info_t {
-            struct_size, num_plugins, library_path, backend, plugins, backend_params, num_backend_params,
+            struct_size, num_plugins, nixl_library, backend, plugins, backend_params, num_backend_params,
         },
         nixlkv_stats_t {
             struct_size, reserved, rooms_opened, rooms_succeeded, rooms_failed, rooms_active, rooms_unquiesced,

@@ -99,7 +99,7 @@ pub struct Shared {
     /// The oldest transfer in progress of each thread.
     pub oldest: Vec<Oldest>,
     /// Path of NIXL's library.
-    pub library_path: String,
+    pub nixl_library: String,
     /// What is registered.
     pub memory: Mutex<Memory>,
     /// The region table as peers see it.
@@ -243,13 +243,13 @@ impl Engine {
             backend: config.backend.clone(),
             params: config.backend_params.clone(),
         };
-        let library_path = config.nixl_library.clone();
+        let nixl_library = config.nixl_library.clone();
         let (sender, receiver) = mpsc::sync_channel(1);
         let open = move || {
             if fault::hit("create_hangs") {
                 std::thread::sleep(Duration::from_secs(2));
             }
-            let opened = nixl::find_library(library_path.as_deref()).and_then(|library| {
+            let opened = nixl::find_library(nixl_library.as_deref()).and_then(|library| {
                 let path = library.path().display().to_string();
                 nixl::open(&library, &options).map(|agent| (agent, path))
             });
@@ -260,7 +260,7 @@ impl Engine {
         if let Err(e) = spawned {
             fail!(NIXL_ERR_INTERNAL, "cannot start a thread: {e}");
         }
-        let (agent, library_path) = match receiver.recv_timeout(Duration::from_millis(config.create_timeout)) {
+        let (agent, nixl_library) = match receiver.recv_timeout(Duration::from_millis(config.create_timeout)) {
             Ok(opened) => opened?,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 fail!(
@@ -282,7 +282,7 @@ impl Engine {
             instance,
             agent,
             oldest: (0..num_workers).map(|_| Oldest::default()).collect(),
-            library_path,
+            nixl_library,
             memory: Mutex::new(Memory::default()),
             published: RwLock::new(Published { table: Arc::new(RegionTable::new(Vec::new())?), revision: 0 }),
             tables: Mutex::new(Tables::new(num_workers, first.max(1))),

@@ -124,7 +124,7 @@ pub struct nixlkv_nixl_info_t {
     /// Entries of plugins.
     pub num_plugins: u32,
     /// Path of the libnixl_capi.so that is loaded.
-    pub library_path: *const c_char,
+    pub nixl_library: *const c_char,
     /// The backend that is running.
     pub backend: *const c_char,
     /// The plugins that NIXL found.
@@ -430,12 +430,12 @@ pub unsafe extern "C" fn nixlkv_nixl_info(engine: *const nixlkv_engine_t, info: 
         let shared = engine.shared();
         let strings = engine.info.get_or_init(|| {
             let agent = &shared.agent;
-            InfoStrings::new(&shared.library_path, &shared.config.backend, agent.plugins(), agent.backend_params())
+            InfoStrings::new(&shared.nixl_library, &shared.config.backend, agent.plugins(), agent.backend_params())
         });
         let value = nixlkv_nixl_info_t {
             struct_size: 0,
             num_plugins: strings.plugins.len() as u32,
-            library_path: strings.library_path.as_ptr(),
+            nixl_library: strings.nixl_library.as_ptr(),
             backend: strings.backend.as_ptr(),
             plugins: strings.plugins.as_ptr(),
             backend_params: strings.params.as_ptr(),
@@ -545,7 +545,7 @@ pub unsafe extern "C" fn nixlkv_health(engine: *const nixlkv_engine_t, health: *
 
 /// The strings behind nixlkv_nixl_info_t, made once an engine.
 pub(super) struct InfoStrings {
-    library_path: std::ffi::CString,
+    nixl_library: std::ffi::CString,
     backend: std::ffi::CString,
     plugins: Vec<*const c_char>,
     params: Vec<nixlkv_param_t>,
@@ -559,7 +559,7 @@ unsafe impl Sync for InfoStrings {}
 
 impl InfoStrings {
     /// Collects them.
-    fn new(library_path: &str, backend: &str, plugins: &[String], params: &[(String, String)]) -> Self {
+    fn new(nixl_library: &str, backend: &str, plugins: &[String], params: &[(String, String)]) -> Self {
         let mut owned: Vec<std::ffi::CString> = plugins.iter().map(|plugin| c_string(plugin)).collect();
         let plugin_pointers = owned.iter().map(|plugin| plugin.as_ptr()).collect();
         let mut pairs = Vec::new();
@@ -570,7 +570,7 @@ impl InfoStrings {
             owned.extend([key, value]);
         }
         Self {
-            library_path: c_string(library_path),
+            nixl_library: c_string(nixl_library),
             backend: c_string(backend),
             plugins: plugin_pointers,
             params: pairs,

@@ -15,7 +15,7 @@ use crate::error::*;
 const SCENARIO: &str = "NIXLKV_TEST_SCENARIO";
 
 /// The library under test; there is no skipping without it. Never loads it: that is for the scenarios' processes.
-fn library_path() -> String {
+fn nixl_library() -> String {
     let named = std::env::var("NIXLKV_TEST_NIXL_LIBRARY").or_else(|_| std::env::var("NIXLKV_NIXL_LIBRARY"));
     named.expect("NIXLKV_TEST_NIXL_LIBRARY or NIXLKV_NIXL_LIBRARY names libnixl_capi.so")
 }
@@ -39,7 +39,7 @@ fn in_process(name: &str, variables: &[(&str, &str)], scenario: impl FnOnce()) {
     for ambient in ["UCX_TLS", "UCX_NET_DEVICES", "NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL"] {
         command.env_remove(ambient);
     }
-    command.env("NIXLKV_TEST_NIXL_LIBRARY", library_path()).env_remove("NIXLKV_NIXL_LIBRARY").env(SCENARIO, name);
+    command.env("NIXLKV_TEST_NIXL_LIBRARY", nixl_library()).env_remove("NIXLKV_NIXL_LIBRARY").env(SCENARIO, name);
     let output = command.envs(variables.iter().copied()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{name}: {}\n{text}", output.status);
@@ -75,7 +75,7 @@ impl Quiet {
 }
 
 fn library() -> Arc<Library> {
-    find_library(Some(&library_path())).unwrap()
+    find_library(Some(&nixl_library())).unwrap()
 }
 
 fn options(name: &str, params: &[(&str, &str)]) -> AgentOptions {
@@ -197,7 +197,7 @@ fn ucx_settings_take_effect_commas_and_all() {
 #[test]
 fn the_library_is_found_in_a_virtual_environment_once_nothing_else_is_named() {
     let name = "the_library_is_found_in_a_virtual_environment_once_nothing_else_is_named";
-    let real = PathBuf::from(library_path());
+    let real = PathBuf::from(nixl_library());
     let wheel = real.parent().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let packages = folder.path().join("venv/lib/python3.11/site-packages");
@@ -229,7 +229,7 @@ fn the_library_is_found_in_a_virtual_environment_once_nothing_else_is_named() {
         let venv = std::env::var("VIRTUAL_ENV").unwrap();
         assert!(found.path().starts_with(&venv), "{found:?}");
         // The same file by another name is the same library; another file is refused.
-        assert!(Arc::ptr_eq(&find_library(Some(&library_path())).unwrap(), &found));
+        assert!(Arc::ptr_eq(&find_library(Some(&nixl_library())).unwrap(), &found));
         let error = find_library(Some(&std::env::var("CUT").unwrap())).unwrap_err();
         assert_eq!(error.code, NIXL_ERR_LIBRARY_INVALID);
         assert!(error.text.contains("/cut/") && error.text.contains(&venv), "{error}");
@@ -293,7 +293,7 @@ fn a_missing_or_bad_plugin_is_an_error_until_it_is_mended() {
         let folder = PathBuf::from(std::env::var("NIXL_PLUGIN_DIR").unwrap());
         refused_with(&[], NIXL_ERR_PLUGIN_NOT_FOUND, &["libplugin_UCX.so", folder.to_str().unwrap()]);
         let file = folder.join("libplugin_UCX.so");
-        let real = Path::new(&library_path()).with_file_name("plugins").join("libplugin_UCX.so");
+        let real = Path::new(&nixl_library()).with_file_name("plugins").join("libplugin_UCX.so");
         let mut bytes = std::fs::read(&real).unwrap();
         std::fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
         refused_with(&[], NIXL_ERR_PLUGIN_INVALID, &["truncated", file.to_str().unwrap()]);

@@ -284,6 +284,7 @@ impl Transfers {
             // begins on a connection that is being forgotten.
             let before = active.queued.link.in_flight.fetch_add(1, Ordering::SeqCst);
             let mut posted = None;
+            let landed_before = active.landed_bytes;
             if before < MAX_IN_FLIGHT_PER_PEER && !active.queued.link.closed.load(Ordering::SeqCst) {
                 busy = true;
                 posted = post(&self.shared, active, &mut self.slice);
@@ -295,6 +296,11 @@ impl Transfers {
                     self.flights.push(Flight { transfer, active: key, num_bytes, posted, stalled: false });
                 }
                 None => {
+                    // Whatever NIXL copied inside the post is progress too.
+                    let room = active.queued.job.room;
+                    if active.landed_bytes > landed_before && self.progressed.last() != Some(&room) {
+                        self.progressed.push(room);
+                    }
                     active.queued.link.in_flight.fetch_sub(1, Ordering::SeqCst);
                 }
             }

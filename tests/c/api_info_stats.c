@@ -23,8 +23,8 @@ int main(void) {
 
     CHECK_OK(nixlkv_nixl_info(pair.prefill, &info));
     CHECK(info.struct_size == sizeof info && strcmp(info.backend, "UCX") == 0);
-    CHECK(info.library_path[0] == '/' && strstr(info.library_path, "libnixl_capi") != NULL);
-    CHECK(access(info.library_path, R_OK) == 0);
+    CHECK(info.nixl_library[0] == '/' && strstr(info.nixl_library, "libnixl_capi") != NULL);
+    CHECK(access(info.nixl_library, R_OK) == 0);
     int ucx = 0;
     CHECK(info.num_plugins > 0 && info.num_backend_params > 0);
     for (uint32_t i = 0; i < info.num_plugins; i++) ucx |= strcmp(info.plugins[i], "UCX") == 0;

@@ -38,7 +38,7 @@ int main(void) {
     CHECK_OK(nixlkv_engine_create(&config, &engine));
     CHECK_OK(nixlkv_nixl_info_init(&info, sizeof info));
     CHECK_OK(nixlkv_nixl_info(engine, &info));
-    CHECK(strcmp(info.library_path, real_library()) == 0 && strcmp(info.backend, "UCX") == 0);
+    CHECK(strcmp(info.nixl_library, real_library()) == 0 && strcmp(info.backend, "UCX") == 0);
     int seen = 0;
     for (uint64_t i = 0; i < info.num_backend_params; i++) {
         seen |= strcmp(info.backend_params[i].key, "UCX_TLS") == 0 &&

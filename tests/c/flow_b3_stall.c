@@ -10,12 +10,7 @@ static nixlkv_engine_t *engine(uint32_t role, void **memory) {
     config.heartbeat_interval_ms = 200;
     config.liveness_limit_ms = 60000;
     config.stall_timeout_ms = 1500;
-    nixlkv_engine_t *e = NULL;
-    CHECK_OK(nixlkv_engine_create(&config, &e));
-    *memory = map_bytes((size_t)PAGE * PAGES);
-    nixlkv_region_t r = region(NIXLKV_REGION_KV, *memory, (uint64_t)PAGE * PAGES, PAGE);
-    CHECK_OK(nixlkv_register(e, &r, 1, NULL));
-    return e;
+    return engine_with_pages(&config, PAGE, PAGES, memory);
 }
 
 static int receiver(int fd) {

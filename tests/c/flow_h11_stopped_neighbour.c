@@ -7,12 +7,7 @@ enum { PAGE = 1 << 20, PAGES = 128 };
 static nixlkv_engine_t *engine(uint32_t role, void **memory) {
     nixlkv_engine_config_t config = engine_config(role);
     config.liveness_limit_ms = 120000;
-    nixlkv_engine_t *e = NULL;
-    CHECK_OK(nixlkv_engine_create(&config, &e));
-    *memory = map_bytes((size_t)PAGE * (PAGES + 1));
-    nixlkv_region_t r = region(NIXLKV_REGION_KV, *memory, (uint64_t)PAGE * (PAGES + 1), PAGE);
-    CHECK_OK(nixlkv_register(e, &r, 1, NULL));
-    return e;
+    return engine_with_pages(&config, PAGE, PAGES + 1, memory);
 }
 
 /* Opens the rooms that the parent names, of so many pages each, until it names 0. */

@@ -101,6 +101,17 @@ static inline nixlkv_region_t region(uint32_t kind, void *address, uint64_t len,
     return r;
 }
 
+/* An engine with one KV region of so many pages, in memory of its own. */
+static inline nixlkv_engine_t *engine_with_pages(const nixlkv_engine_config_t *config, uint64_t page_len,
+                                                 uint64_t num_pages, void **memory) {
+    nixlkv_engine_t *engine = NULL;
+    CHECK_OK(nixlkv_engine_create(config, &engine));
+    *memory = map_bytes(page_len * num_pages);
+    const nixlkv_region_t kv = region(NIXLKV_REGION_KV, *memory, page_len * num_pages, page_len);
+    CHECK_OK(nixlkv_register(engine, &kv, 1, NULL));
+    return engine;
+}
+
 typedef struct blob {
     uint64_t len;
     void *bytes;
