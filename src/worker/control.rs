@@ -21,14 +21,19 @@ const MAX_ASSEMBLIES_PER_PEER: usize = 64;
 pub struct Control {
     shared: Arc<Shared>,
     last_tick: Millis,
-    received: Vec<(String, Vec<u8>)>,
+    received: Vec<Received>,
     sending: Vec<Outgoing>,
+    /// What a fault point has put off, and until when.
+    put_off: Vec<(Millis, Received)>,
 }
+
+/// Who sent a message, and its bytes.
+type Received = (String, Vec<u8>);
 
 impl Control {
     pub fn new(shared: Arc<Shared>) -> Self {
         let last_tick = shared.now();
-        Self { shared, last_tick, received: Vec::new(), sending: Vec::new() }
+        Self { shared, last_tick, received: Vec::new(), sending: Vec::new(), put_off: Vec::new() }
     }
 
     /// One round. True: there was something to do.
@@ -83,6 +88,9 @@ impl Control {
         if let Err(failure) = result {
             log::error!("NIXL gives no notifications: {failure}");
         }
+        if cfg!(feature = "fault-injection") {
+            self.mistreat();
+        }
         if self.received.is_empty() {
             return false;
         }
@@ -112,6 +120,24 @@ impl Control {
         }
         self.shared.finish(tables, before);
         true
+    }
+
+    /// The fault points of a bad network, on what has just come: lost, repeated later, late.
+    fn mistreat(&mut self) {
+        let now = self.shared.now();
+        let put_off = &mut self.put_off;
+        self.received.retain(|message| {
+            let late = || now + u64::from(message.1.iter().fold(0, |sum: u8, byte| sum.wrapping_add(*byte)));
+            if fault::hit("repeat_message") {
+                put_off.push((late(), message.clone()));
+            }
+            if fault::hit("delay_message") {
+                put_off.push((late(), message.clone()));
+                return false;
+            }
+            !fault::hit("lose_message")
+        });
+        self.received.extend(put_off.extract_if(.., |(due, _)| *due <= now).map(|(_, message)| message));
     }
 
     /// Looks at the time limits, pings, and closes connections on which nothing is in flight any more.
