@@ -1,6 +1,6 @@
 //! Counters, and the bridge from the `log` crate to the host's callback.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -41,11 +41,51 @@ pub struct Counters {
     pub messages_stale: AtomicU64,
     /// Dropped: counted before.
     pub messages_duplicate: AtomicU64,
+    /// Dropped: too many to one peer waited to be sent.
+    pub messages_dropped: AtomicU64,
 }
 
 /// Adds one.
 pub fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Lines of one peer and code that are logged in [`WINDOW`] each; of the others only the number.
+const MAX_LINES_PER_WINDOW: u64 = 10;
+/// In milliseconds.
+const WINDOW: u64 = 60_000;
+/// Peers and codes that are told apart.
+const MAX_WINDOWS: usize = 1024;
+
+/// Keeps lines that may come by the thousand from filling the log. Pure: time comes in as a value.
+#[derive(Debug, Default)]
+pub struct LineLimit {
+    /// By peer and code: when the window began, lines in it.
+    windows: HashMap<(u64, i32), (u64, u64)>,
+}
+
+impl LineLimit {
+    /// Whether one more line of this peer and code may be logged now.
+    pub fn admits(&mut self, (peer, code): (u64, i32), now: u64) -> bool {
+        if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&(peer, code)) {
+            return false;
+        }
+        let (_, lines) = self.windows.entry((peer, code)).or_insert((now, 0));
+        *lines += 1;
+        *lines <= MAX_LINES_PER_WINDOW
+    }
+
+    /// Ends the windows that are over, with one line for each that had more lines than were logged.
+    pub fn tick(&mut self, now: u64) {
+        self.windows.retain(|(peer, code), (since, lines)| {
+            let over = now.saturating_sub(*since) >= WINDOW;
+            if over && *lines > MAX_LINES_PER_WINDOW {
+                let name = crate::error::status_entry(*code).map_or("?", |entry| entry.name);
+                log::info!("peer {peer}, {name}: {} more lines like these", *lines - MAX_LINES_PER_WINDOW);
+            }
+            !over
+        });
+    }
 }
 
 /// The host's callback: user data, level (1 error to 5 trace), one NUL-terminated line.

@@ -1,25 +1,13 @@
-//! Connecting peers, and their coming and going.
+//! Connecting and disconnecting peers.
 
-use std::sync::Arc;
 use std::sync::PoisonError;
 
 use crate::error::*;
 use crate::protocol::{Message, decode_card};
-use crate::room::{PeerId, Room};
+use crate::room::PeerId;
 
-use super::peers::{self, Link, Peer, Standing};
-use super::{Engine, Shared, Tables, agent_name};
-
-/// A hello to a peer: which of its lives we mean, and which table of it we hold.
-pub fn hello(our_revision: u64, peer: &Peer, reply: bool) -> Message {
-    Message::Hello {
-        revision: our_revision,
-        known_revision: peer.revision,
-        known_instance: peer.instance,
-        connection: peer.connection,
-        reply,
-    }
-}
+use super::peers::{self, Standing};
+use super::{Engine, agent_name};
 
 impl Engine {
     /// Connects a peer by its blob and gives its id. The same blob again is the same peer; a newer blob of the same
@@ -87,39 +75,12 @@ impl Engine {
         }
         let mut tables = shared.tables();
         let before = tables.num_changes;
+        let now = shared.now();
         if let Some(earlier) = earlier {
             let text = format!("peer {} has restarted: a new instance has connected", card.name);
-            tables.replaced(shared, earlier, Error::new(NIXL_ERR_PEER_RESTARTED, text));
+            tables.replaced(earlier, Error::new(NIXL_ERR_PEER_RESTARTED, text), now);
         }
-        let id = known.unwrap_or_else(|| tables.peers.reserve_id());
-        let new_connection = tables.peers.reserve_id();
-        let now = shared.now();
-        let old = known.and_then(|id| tables.peers.get(id).ok());
-        let kept = old.filter(|peer| peer.standing != Standing::Closed);
-        let link = kept.map_or_else(|| Link::new(id, card.agent.clone()), |peer| peer.link.clone());
-        let connection = kept.map_or(new_connection, |peer| peer.connection);
-        let peer = Peer {
-            link,
-            instance: card.instance,
-            revision: card.revision,
-            mapped_revision: published.revision,
-            announced: kept.map_or(card.revision, |peer| peer.announced.max(card.revision)),
-            known_revision: kept.map_or(0, |peer| peer.known_revision),
-            table: Arc::new(card.regions),
-            to_peer: mappings.to_peer,
-            from_peer: mappings.from_peer,
-            standing: kept.map_or(Standing::Connecting, |peer| peer.standing),
-            last_heard: now,
-            last_ping: now,
-            closed_because: None,
-            replaced: None,
-            connection,
-            their_connection: kept.map_or(0, |peer| peer.their_connection),
-            name: card.name,
-        };
-        let message = hello(published.revision, &peer, true);
-        tables.peers.insert(peer);
-        tables.tell(id, message);
+        let id = tables.connected(card, known, mappings, published.revision, now);
         shared.finish(tables, before);
         Ok(id)
     }
@@ -136,180 +97,10 @@ impl Engine {
             fail!(NIXL_ERR_PEER_BUSY, "{busy} rooms with peer {name} are not quiesced: abort them first");
         }
         tables.tell(peer, Message::Goodbye { connection });
-        tables.part(shared, peer, Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} was disconnected")));
+        let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} was disconnected"));
+        tables.part(peer, cause, shared.now());
         shared.finish(tables, before);
         shared.wake();
         Ok(())
-    }
-}
-
-impl Tables {
-    /// Takes a peer out: its rooms fail, and its connection is closed once nothing is in flight on it.
-    pub fn part(&mut self, shared: &Shared, peer: PeerId, cause: Error) {
-        self.with_rooms(
-            &shared.counters,
-            |room| room.concerns(peer),
-            |room, out| room.peer_gone(peer, &cause, false, out),
-        );
-        if let Some(removed) = self.peers.remove(peer) {
-            self.forget_parked(peer);
-            if removed.standing != Standing::Closed {
-                self.closing.push((removed.link, cause));
-            } else if !self.closing.iter().any(|(link, _)| link.peer == peer) {
-                self.connection_closed(shared, peer, &cause);
-            }
-        }
-    }
-
-    /// A new instance has taken a peer's name: the old one's rooms fail. Forgetting it would not stop it from writing,
-    /// should it still live, so it stays until its rooms have drained or its connection breaks.
-    fn replaced(&mut self, shared: &Shared, peer: PeerId, cause: Error) {
-        self.with_rooms(
-            &shared.counters,
-            |room| room.concerns(peer),
-            |room, out| room.peer_gone(peer, &cause, false, out),
-        );
-        self.forget_parked(peer);
-        if let Some(entry) = self.peers.get_mut(peer) {
-            entry.replaced = Some(cause);
-        }
-        self.retire(shared);
-    }
-
-    /// Takes replaced peers out with which no room can move anything any more.
-    pub fn retire(&mut self, shared: &Shared) {
-        let replaced: Vec<(PeerId, Error)> =
-            self.peers.iter().filter_map(|peer| Some((peer.link.peer, peer.replaced.clone()?))).collect();
-        for (peer, cause) in replaced {
-            if !self.rooms.values().any(|entry| entry.room.concerns(peer) && !entry.room.quiesced()) {
-                self.part(shared, peer, cause);
-            }
-        }
-    }
-
-    /// The connection to a peer broke: it stays known, and a new connect brings it back.
-    pub fn broke(&mut self, shared: &Shared, peer: PeerId, cause: Error) {
-        let Some(entry) = self.peers.get_mut(peer) else { return };
-        if entry.standing == Standing::Closed {
-            return;
-        }
-        if cause.code == NIXL_ERR_PEER_DISCONNECTED {
-            log::info!("peer {} has left: {cause}", entry.name);
-        } else {
-            log::warn!("peer {} is lost: {cause}", entry.name);
-        }
-        entry.standing = Standing::Closed;
-        entry.closed_because = Some(cause.clone());
-        entry.link.closed.store(true, std::sync::atomic::Ordering::Release);
-        let link = entry.link.clone();
-        self.closing.push((link, cause.clone()));
-        self.forget_parked(peer);
-        self.with_rooms(
-            &shared.counters,
-            |room| room.concerns(peer),
-            |room, out| room.peer_gone(peer, &cause, false, out),
-        );
-    }
-
-    /// The connection to a peer is closed: it can write no more.
-    pub fn connection_closed(&mut self, shared: &Shared, peer: PeerId, cause: &Error) {
-        self.with_rooms(
-            &shared.counters,
-            |room| room.concerns(peer),
-            |room, out| room.peer_gone(peer, cause, true, out),
-        );
-    }
-
-    /// A peer has been silent for longer than the liveness limit. Its connection stays: it may come back and drain.
-    pub fn went_silent(&mut self, shared: &Shared, peer: PeerId, cause: Error) {
-        let Some(entry) = self.peers.get_mut(peer) else { return };
-        log::warn!("peer {}: {cause}", entry.name);
-        entry.standing = Standing::Silent;
-        self.with_rooms(
-            &shared.counters,
-            |room| room.concerns(peer),
-            |room, out| room.peer_gone(peer, &cause, false, out),
-        );
-    }
-
-    /// Something came from a peer.
-    pub fn heard(&mut self, shared: &Shared, peer: PeerId) {
-        let now = shared.now();
-        let Some(entry) = self.peers.get_mut(peer) else { return };
-        entry.last_heard = now;
-        if entry.standing == Standing::Silent {
-            log::info!("peer {} is back", entry.name);
-            entry.standing = Standing::Ready;
-            self.with_rooms(
-                &shared.counters,
-                |room| room.concerns(peer),
-                |room, out| {
-                    if let Room::Receiver(receiver) = room {
-                        receiver.ask_again(peer, out);
-                    }
-                },
-            );
-        }
-    }
-
-    /// A peer said hello.
-    pub fn greeted(
-        &mut self,
-        shared: &Shared,
-        peer: PeerId,
-        (revision, known_revision): (u64, u64),
-        connection: u64,
-        reply: bool,
-    ) {
-        let our_revision = self.revision;
-        let Some(entry) = self.peers.get_mut(peer) else { return };
-        entry.announced = revision;
-        entry.known_revision = known_revision;
-        entry.their_connection = connection;
-        if entry.standing == Standing::Connecting {
-            entry.standing = Standing::Ready;
-        }
-        let answer = reply.then(|| hello(our_revision, entry, false));
-        // Both sides hold the other's regions as they are now. Otherwise a hello of after the next exchange will say so,
-        // and rooms that wait for this peer wait for that one.
-        let current = known_revision == our_revision && entry.stale().is_none();
-        if let Some(answer) = answer {
-            self.tell(peer, answer);
-        }
-        if !current {
-            return;
-        }
-        let now = shared.now();
-        self.with_rooms(
-            &shared.counters,
-            |room| room.concerns(peer),
-            |room, out| {
-                if let Room::Receiver(receiver) = room {
-                    receiver.peer_ready(peer, now, out);
-                }
-            },
-        );
-    }
-
-    /// Drops what a peer that is gone had parked or begun.
-    fn forget_parked(&mut self, peer: PeerId) {
-        let mut removed = 0;
-        self.parked.retain(|_, items| {
-            let before = items.len();
-            items.retain(|item| item.peer != peer);
-            removed += before - items.len();
-            !items.is_empty()
-        });
-        self.num_parked -= removed;
-        self.assemblies.retain(|(from, _), _| *from != peer);
-    }
-}
-
-impl Peer {
-    /// Why its regions or ours no longer are what the blobs said.
-    pub fn stale(&self) -> Option<String> {
-        (self.announced != self.revision).then(|| {
-            format!("peer {} has revision {} of its regions, we hold {}", self.name, self.announced, self.revision)
-        })
     }
 }

@@ -33,10 +33,9 @@ mod peers;
 mod rooms;
 mod tables;
 
-pub use connect::hello;
 pub use peers::{Link, ROLE_DECODE, ROLE_PREFILL, Standing};
-pub use rooms::{RecvRequest, WaitFor};
-pub use tables::{Assembly, Outgoing, Parked, ParkedItem, QueuedJob, Tables, Tombstone, check_grant};
+pub use rooms::WaitFor;
+pub use tables::{Identity, Outgoing, Parked, QueuedJob, RecvRequest, Tables};
 
 /// What an engine is created with. Defaults are filled in by the caller.
 #[derive(Debug, Clone)]
@@ -89,7 +88,7 @@ pub struct Oldest {
 /// What the callers' threads and ours share.
 pub struct Shared {
     /// The configuration.
-    pub config: Config,
+    pub config: Arc<Config>,
     /// The engine's name.
     pub name: String,
     /// This life of the engine.
@@ -109,7 +108,7 @@ pub struct Shared {
     /// Signalled when `Tables::num_changes` grows.
     pub changed: Condvar,
     /// Counters.
-    pub counters: Counters,
+    pub counters: Arc<Counters>,
     /// The threads stop.
     pub stop: AtomicBool,
     threads: Mutex<Vec<Thread>>,
@@ -277,6 +276,9 @@ impl Engine {
         // Generations of a restarted engine do not repeat those of its earlier life: they start at a random point.
         let first = u64::from_le_bytes(random_128()?[..8].try_into().unwrap_or([1; 8])) >> 16;
         let num_workers = config.num_workers;
+        let (config, counters) = (Arc::new(config), Arc::new(Counters::default()));
+        let identity = Identity { name: name.clone(), instance };
+        let tables = Tables::new(identity, config.clone(), counters.clone(), first.max(1));
         let shared = Arc::new(Shared {
             name,
             instance,
@@ -285,9 +287,9 @@ impl Engine {
             nixl_library,
             memory: Mutex::new(Memory::default()),
             published: RwLock::new(Published { table: Arc::new(RegionTable::new(Vec::new())?), revision: 0 }),
-            tables: Mutex::new(Tables::new(num_workers, first.max(1))),
+            tables: Mutex::new(tables),
             changed: Condvar::new(),
-            counters: Counters::default(),
+            counters,
             stop: AtomicBool::new(false),
             threads: Mutex::new(Vec::new()),
             start,
@@ -357,14 +359,10 @@ impl Engine {
         *published = Published { table: Arc::new(memory.table()?), revision: memory.revision() };
         let before = tables.num_changes;
         tables.revision = memory.revision();
-        let hellos: Vec<(PeerId, Message)> = tables
-            .peers
-            .iter()
-            .filter(|peer| peer.standing != Standing::Closed)
-            .map(|peer| (peer.link.peer, connect::hello(memory.revision(), peer, false)))
-            .collect();
-        for (peer, message) in hellos {
-            tables.tell(peer, message);
+        let open = tables.peers.iter().filter(|peer| peer.standing != Standing::Closed);
+        let open: Vec<PeerId> = open.map(|peer| peer.link.peer).collect();
+        for peer in open {
+            tables.greet(peer, false);
         }
         self.shared.finish(tables, before);
         Ok(())
@@ -399,21 +397,8 @@ impl Engine {
         let before = tables.num_changes;
         tables.shut_down = true;
         let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("engine {} shut down", self.shared.name));
-        tables.with_rooms(
-            &self.shared.counters,
-            |room| !room.state().ended(),
-            |room, out| room.abort(cause.clone(), out),
-        );
-        // Grants whose first chunk never comes now are answered.
-        for (room, items) in std::mem::take(&mut tables.parked) {
-            for ParkedItem { peer, generation, item, .. } in items {
-                if let Parked::Grant(_) = item {
-                    let (code, text) = (cause.code, format!("room {room}: {}", cause.text));
-                    tables.tell(peer, Message::Failed { room, generation, code, drained: true, text });
-                }
-            }
-        }
-        tables.num_parked = 0;
+        tables.with_rooms(self.shared.now(), |room| !room.state().ended(), |room, out| room.abort(cause.clone(), out));
+        tables.refuse_parked(&cause);
         self.shared.finish(tables, before);
         let mut tables = self.shared.tables();
         while tables.num_unquiesced > 0 || tables.num_pending > 0 {

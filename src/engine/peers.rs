@@ -9,6 +9,8 @@ use crate::layout::{Mapping, RegionTable};
 use crate::protocol::Card;
 use crate::room::{Millis, PeerId};
 
+use super::tables::Ended;
+
 /// What the transfer threads need of a peer; it outlives the peer's entry.
 #[derive(Debug)]
 pub struct Link {
@@ -89,6 +91,10 @@ pub struct Peer {
     pub connection: u64,
     /// Its number of the connection, from its hello; 0 before.
     pub their_connection: u64,
+    /// Its lives of rooms that are over for us.
+    pub ended: Ended,
+    /// Messages to it that wait to be sent.
+    pub num_outgoing: u32,
 }
 
 impl Peer {

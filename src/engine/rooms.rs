@@ -1,39 +1,13 @@
 //! The calls on rooms: receive, send, poll, wait, abort, release.
 
-use std::collections::HashSet;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::*;
 use crate::memory::Published;
-use crate::protocol::{GrantBody, MAX_GRANT_INDICES};
-use crate::room::{
-    Chunk, Expectation, Millis, PeerId, Receiver, Room, Sender, SenderLimits, State, StateIndices, View,
-};
+use crate::room::{Chunk, View};
 
-use super::peers::{Peer, Standing};
-use super::{Engine, Parked, ROLE_DECODE, ROLE_PREFILL, Shared, Tables, shut_down_error};
-
-/// A room that the decode side opens.
-#[derive(Debug, Clone)]
-pub struct RecvRequest {
-    /// The room.
-    pub room: u64,
-    /// The sending peers.
-    pub senders: Vec<PeerId>,
-    /// Destination pages.
-    pub pages: Vec<i32>,
-    /// Destination aux slot.
-    pub aux: Option<i32>,
-    /// The sender that fills it; `None`: the first.
-    pub aux_sender: Option<PeerId>,
-    /// Destination state slots.
-    pub states: Vec<StateIndices>,
-    /// Decode engines that each sender fills for this room.
-    pub num_receivers: u32,
-    /// How long the room may go without progress; `None`: the engine's.
-    pub timeout: Option<Millis>,
-}
+use super::{Engine, Parked, ROLE_DECODE, ROLE_PREFILL, RecvRequest, Tables, shut_down_error};
 
 /// What `wait` waits for.
 #[derive(Debug, Clone, Copy)]
@@ -42,45 +16,6 @@ pub struct WaitFor {
     pub any: bool,
     /// Ended is not enough: quiesced too.
     pub quiesced: bool,
-}
-
-/// Refuses an index outside `0..len`.
-fn check_indices(code: i32, room: u64, what: &dyn std::fmt::Display, indices: &[i32], len: u64) -> Result<()> {
-    for (i, &index) in indices.iter().enumerate() {
-        if u64::try_from(index).map_or(true, |index| index >= len) {
-            fail_with!(code, "room {room}: {what}[{i}] = {index} is not one of the {len} from 0 on");
-        }
-    }
-    Ok(())
-}
-
-/// Refuses an index that is listed twice.
-fn check_distinct(code: i32, room: u64, what: &dyn std::fmt::Display, indices: &[i32]) -> Result<()> {
-    let mut seen = HashSet::with_capacity(indices.len());
-    for (i, index) in indices.iter().enumerate() {
-        if !seen.insert(index) {
-            fail_with!(code, "room {room}: {what}[{i}] = {index} is listed twice");
-        }
-    }
-    Ok(())
-}
-
-/// Checks state indices against our regions.
-fn check_states(room: u64, states: &[StateIndices], published: &Published, distinct: bool) -> Result<()> {
-    for (i, (group, slots)) in states.iter().enumerate() {
-        if states[..i].iter().any(|(other, _)| other == group) {
-            fail!(NIXL_ERR_STATE_UNEXPECTED, "room {room}: state group {group} is listed twice");
-        }
-        let Some(len) = published.table.num_state_slots(*group) else {
-            fail!(NIXL_ERR_STATE_UNEXPECTED, "room {room}: no region of state group {group} is registered");
-        };
-        let what = format!("state group {group} indices");
-        check_indices(NIXL_ERR_STATE_OUT_OF_RANGE, room, &what, slots, len)?;
-        if distinct {
-            check_distinct(NIXL_ERR_STATE_IN_USE, room, &what, slots)?;
-        }
-    }
-    Ok(())
 }
 
 impl Engine {
@@ -112,143 +47,27 @@ impl Engine {
     /// Opens a room as its receiver and grants it to the senders.
     pub fn recv(&self, request: RecvRequest) -> Result<()> {
         self.check_role(ROLE_DECODE, "nixlkv_recv")?;
-        let shared = self.shared();
-        let room = request.room;
-        let num_indices = request.states.iter().fold(request.pages.len(), |sum, (_, slots)| sum + slots.len());
-        if num_indices as u64 > MAX_GRANT_INDICES {
-            fail!(NIXL_ERR_INVALID_ARGUMENT, "room {room}: {num_indices} indices, the most is {MAX_GRANT_INDICES}");
-        }
-        check_distinct(NIXL_ERR_PAGE_DUPLICATE, room, &"pages", &request.pages)?;
+        request.check()?;
         let (mut tables, published) = self.tables_with_regions()?;
-        check_indices(NIXL_ERR_PAGE_OUT_OF_RANGE, room, &"pages", &request.pages, published.table.num_pages())?;
-        if let Some(aux) = request.aux {
-            if !published.table.has_aux() {
-                fail!(NIXL_ERR_AUX_UNEXPECTED, "room {room}: aux slot {aux}, but no aux region is registered");
-            }
-            check_indices(NIXL_ERR_AUX_OUT_OF_RANGE, room, &"aux_index", &[aux], published.table.num_aux_slots())?;
-        }
-        check_states(room, &request.states, &published, true)?;
-        if tables.rooms.contains_key(&room) {
-            fail!(NIXL_ERR_ROOM_IN_USE, "room {room} is open here already");
-        }
-        if tables.rooms.len() >= shared.config.max_rooms {
-            fail!(
-                NIXL_ERR_TOO_MANY_ROOMS,
-                "{} rooms are open, the limit is {}",
-                tables.rooms.len(),
-                shared.config.max_rooms
-            );
-        }
-        let expectations = expect(&tables, &published, &request)?;
-        let claim = Arc::new(GrantBody {
-            pages: request.pages,
-            aux: request.aux,
-            aux_owner: true,
-            states: request.states,
-            num_receivers: request.num_receivers,
-        });
-        tables.in_use.claim(room, &claim)?;
         let before = tables.num_changes;
-        let generation = tables.next_generation;
-        tables.next_generation += 1;
-        let mut out = Vec::new();
-        let timeout = request.timeout.unwrap_or(shared.config.room_timeout);
-        let now = shared.now();
-        let receiver =
-            Receiver::new(room, generation, expectations, timeout, shared.config.connect_timeout, now, &mut out);
-        tables.open(room, Room::Receiver(receiver), Some(claim), out, &shared.counters);
-        shared.finish(tables, before);
+        tables.recv(request, &published, self.shared().now())?;
+        self.shared().finish(tables, before);
         Ok(())
     }
 
     /// Checks a chunk and queues it. Opens the room with its first chunk.
     pub fn send_chunk(&self, room: u64, chunk: Chunk) -> Result<()> {
         self.check_role(ROLE_PREFILL, "nixlkv_send_chunk")?;
-        let shared = self.shared();
         let (mut tables, published) = self.tables_with_regions()?;
-        check_indices(NIXL_ERR_PAGE_OUT_OF_RANGE, room, &"pages", &chunk.pages, published.table.num_pages())?;
-        if let Some(aux) = chunk.aux {
-            if !published.table.has_aux() {
-                fail!(NIXL_ERR_AUX_UNEXPECTED, "room {room}: aux slot {aux}, but no aux region is registered");
-            }
-            check_indices(NIXL_ERR_AUX_OUT_OF_RANGE, room, &"aux_index", &[aux], published.table.num_aux_slots())?;
-            if chunk.no_aux {
-                fail!(NIXL_ERR_AUX_UNEXPECTED, "room {room}: aux slot {aux} together with NIXLKV_CHUNK_NO_AUX");
-            }
-        }
-        check_states(room, &chunk.states, &published, false)?;
-        if tables.num_pending >= shared.config.queue_depth {
-            fail!(
-                NIXL_ERR_QUEUE_FULL,
-                "{} chunks have not settled, the queue depth is {}",
-                tables.num_pending,
-                shared.config.queue_depth
-            );
-        }
         let before = tables.num_changes;
-        let now = shared.now();
-        match tables.rooms.get(&room).map(|entry| &entry.room) {
-            Some(Room::Receiver(_)) => {
-                fail!(NIXL_ERR_ROOM_IN_USE, "room {room} is open here as a receiver");
-            }
-            Some(Room::Sender(_)) => {
-                let sent = tables.with_room(room, &shared.counters, |machine, out| match machine {
-                    Room::Sender(sender) => sender.chunk(chunk, now, out),
-                    Room::Receiver(_) => Ok(()),
-                });
-                sent.unwrap_or(Ok(()))?;
-            }
-            None => {
-                let mut out = Vec::new();
-                let mut sender = tables.draft_sender(shared, &published, room, now, &mut out)?;
-                // What was parked can have failed the room already: then it opens as failed, and poll tells why.
-                let failed = sender.state() == State::Failed;
-                let sent = sender.chunk(chunk, now, &mut out);
-                if !failed {
-                    sent.clone()?;
-                }
-                tables.unpark(room);
-                tables.tombstones.remove(&room);
-                tables.open(room, Room::Sender(sender), None, out, &shared.counters);
-                shared.finish(tables, before);
-                return sent;
-            }
-        }
-        shared.finish(tables, before);
-        Ok(())
+        let sent = tables.send_chunk(room, chunk, &published, self.shared().now());
+        self.shared().finish(tables, before);
+        sent
     }
 
     /// What a room looks like now. A grant for a room that we have not opened shows as waiting for input.
     pub fn poll(&self, room: u64) -> Result<View> {
-        let tables = self.shared().tables();
-        match tables.rooms.get(&room) {
-            Some(entry) => {
-                let mut view = entry.room.view();
-                // An ended and quiesced room needs nothing of its peers any more.
-                view.suspect = !view.quiesced && tables.suspects.iter().any(|peer| entry.room.concerns(*peer));
-                Ok(view)
-            }
-            None if tables.parked.contains_key(&room) => {
-                let items = &tables.parked[&room];
-                let cause = items.iter().find_map(|item| match &item.item {
-                    Parked::Aborted(cause, _) => Some(cause.clone()),
-                    Parked::Grant(_) => None,
-                });
-                Ok(View {
-                    state: if cause.is_some() { State::Failed } else { State::WaitingForInput },
-                    quiesced: cause.is_some(),
-                    cause,
-                    num_chunks: 0,
-                    num_pages: 0,
-                    num_bytes: 0,
-                    num_descriptors: 0,
-                    num_pending_chunks: 0,
-                    num_pending_senders: 0,
-                    suspect: false,
-                })
-            }
-            None => fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here"),
-        }
+        self.shared().tables().poll(room)
     }
 
     /// Waits until the rooms have ended, or have ended and are quiesced.
@@ -295,200 +114,20 @@ impl Engine {
     /// Gives a room up on both sides. A prefill engine may give up a room that it has not opened yet: a grant that
     /// comes for it is answered with the failure then.
     pub fn abort(&self, room: u64, reason: &str) -> Result<()> {
-        let shared = self.shared();
         let (mut tables, published) = self.tables_with_regions()?;
         let before = tables.num_changes;
         let text = match reason {
-            "" => format!("room {room} was aborted by {}", shared.name),
-            reason => format!("room {room} was aborted by {}: {reason}", shared.name),
+            "" => format!("room {room} was aborted by {}", self.shared().name),
+            reason => format!("room {room} was aborted by {}: {reason}", self.shared().name),
         };
-        let cause = Error::new(NIXL_ERR_ABORTED, text);
-        if tables.with_room(room, &shared.counters, |machine, out| machine.abort(cause.clone(), out)).is_none() {
-            if shared.config.role & ROLE_PREFILL == 0 {
-                fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here");
-            }
-            if tables.rooms.len() >= shared.config.max_rooms {
-                fail!(
-                    NIXL_ERR_TOO_MANY_ROOMS,
-                    "{} rooms are open, the limit is {}",
-                    tables.rooms.len(),
-                    shared.config.max_rooms
-                );
-            }
-            let mut out = Vec::new();
-            let now = shared.now();
-            let mut sender = tables.draft_sender(shared, &published, room, now, &mut out)?;
-            sender.abort(cause, &mut out);
-            tables.unpark(room);
-            tables.open(room, Room::Sender(sender), None, out, &shared.counters);
-        }
-        shared.finish(tables, before);
+        tables.abort(room, Error::new(NIXL_ERR_ABORTED, text), &published, self.shared().now())?;
+        self.shared().finish(tables, before);
         Ok(())
     }
 
     /// Forgets a room that has ended and is quiesced.
     pub fn release(&self, room: u64) -> Result<()> {
-        let shared = self.shared();
-        let keep_until = shared.now().saturating_add(shared.config.grant_timeout);
-        shared.tables().release(room, keep_until, shared.config.max_rooms)
+        let now = self.shared().now();
+        self.shared().tables().release(room, now)
     }
-}
-
-impl Tables {
-    /// A sender's room with the grants that are parked for it. Nothing of it is in the tables yet.
-    fn draft_sender(
-        &self,
-        shared: &Shared,
-        published: &Published,
-        room: u64,
-        now: Millis,
-        out: &mut Vec<crate::room::Action>,
-    ) -> Result<Sender> {
-        if self.rooms.len() >= shared.config.max_rooms {
-            fail!(
-                NIXL_ERR_TOO_MANY_ROOMS,
-                "{} rooms are open, the limit is {}",
-                self.rooms.len(),
-                shared.config.max_rooms
-            );
-        }
-        let limits = SenderLimits {
-            grant_timeout: shared.config.grant_timeout,
-            room_timeout: shared.config.room_timeout,
-            has_aux: published.table.has_aux(),
-        };
-        let mut sender = Sender::new(room, limits, now);
-        let items = self.parked.get(&room).map_or(&[][..], |items| items.as_slice());
-        for item in items {
-            if let Parked::Grant(body) = &item.item {
-                sender.grant(item.peer, item.generation, body.clone(), self.shared_groups(item.peer), now, out);
-            }
-        }
-        for item in items {
-            let silent = self.peers.get(item.peer).is_ok_and(|peer| peer.standing == Standing::Silent);
-            if silent && matches!(item.item, Parked::Grant(_)) {
-                let cause = Error::new(NIXL_ERR_PEER_LOST, format!("room {room}: peer {} is silent", item.peer));
-                sender.peer_gone(item.peer, &cause, false, out);
-            }
-        }
-        for item in items {
-            let stale = self.peers.get(item.peer).is_ok_and(|peer| peer.mapped_revision != published.revision);
-            if stale && matches!(item.item, Parked::Grant(_)) {
-                let text = format!("room {room}: our regions changed since peer {} was connected", item.peer);
-                sender.abort(Error::new(NIXL_ERR_PEER_STALE, text), out);
-            }
-        }
-        for item in items {
-            // One of several receivers gave up: the room fails as a whole, unless the others are enough.
-            if let Parked::Aborted(cause, body) = &item.item
-                && matches!(sender.state(), State::Bootstrapping | State::Failed)
-            {
-                sender.abort(cause.clone(), out);
-                // It knows, and is owed no answer; so what the machine would tell it is not sent.
-                sender.grant(item.peer, item.generation, body.clone(), Arc::default(), now, &mut Vec::new());
-            }
-        }
-        Ok(sender)
-    }
-
-    /// The state groups that we and a receiver both have.
-    pub fn shared_groups(&self, peer: PeerId) -> Arc<[u32]> {
-        let mapping = self.peers.get(peer).ok().and_then(|peer| peer.to_peer.as_ref());
-        mapping.map_or_else(Arc::default, |mapping| mapping.state.keys().copied().collect())
-    }
-}
-
-/// Checks the senders of a room and says what is expected of each.
-fn expect(tables: &Tables, published: &Published, request: &RecvRequest) -> Result<Vec<Expectation>> {
-    let room = request.room;
-    if request.senders.is_empty() {
-        fail!(NIXL_ERR_INVALID_ARGUMENT, "room {room}: no senders");
-    }
-    let mut senders: Vec<&Peer> = Vec::with_capacity(request.senders.len());
-    for (i, &id) in request.senders.iter().enumerate() {
-        if request.senders[..i].contains(&id) {
-            fail!(NIXL_ERR_PEER_DUPLICATE, "room {room}: senders[{i}] = {id} is listed twice");
-        }
-        let peer = tables.peers.current(id)?;
-        if let Some(cause) = &peer.closed_because {
-            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is lost: {cause}", peer.name);
-        }
-        if peer.standing == Standing::Silent {
-            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is silent", peer.name);
-        }
-        let stale = peer.stale().or_else(|| {
-            (peer.mapped_revision != published.revision
-                || (peer.standing != Standing::Connecting && peer.known_revision != published.revision))
-                .then(|| format!("peer {} was connected before our regions changed", peer.name))
-        });
-        if let Some(stale) = stale {
-            fail!(NIXL_ERR_PEER_STALE, "room {room}: {stale}");
-        }
-        if peer.from_peer.is_none() {
-            fail!(NIXL_ERR_ROLE, "room {room}: peer {} does not send: its role is decode", peer.name);
-        }
-        senders.push(peer);
-    }
-    let owner = request.aux_sender.unwrap_or(request.senders[0]);
-    if !request.senders.contains(&owner) {
-        fail!(NIXL_ERR_PEER_UNKNOWN, "room {room}: aux_sender {owner} is not one of the senders");
-    }
-    check_coverage(published, request, &senders, owner)?;
-    let expectation = |peer: &&Peer| {
-        let states: Vec<StateIndices> = request
-            .states
-            .iter()
-            .filter(|(group, _)| peer.from_peer.as_ref().is_some_and(|mapping| mapping.state.contains_key(group)))
-            .cloned()
-            .collect();
-        let num_state_groups = states.iter().filter(|(_, slots)| !slots.is_empty()).count() as u32;
-        Expectation {
-            peer: peer.link.peer,
-            ready: peer.standing != Standing::Connecting,
-            grant: Arc::new(GrantBody {
-                pages: request.pages.clone(),
-                aux: request.aux,
-                aux_owner: request.aux.is_some() && peer.link.peer == owner,
-                states,
-                num_receivers: request.num_receivers,
-            }),
-            num_state_groups,
-        }
-    };
-    Ok(senders.iter().map(expectation).collect())
-}
-
-/// Every region that the room needs comes from exactly one of its senders.
-fn check_coverage(published: &Published, request: &RecvRequest, senders: &[&Peer], owner: PeerId) -> Result<()> {
-    let room = request.room;
-    let mut supplied = std::collections::HashMap::new();
-    for peer in senders {
-        let Some(mapping) = &peer.from_peer else { continue };
-        let states = mapping.state.values().flat_map(|pairs| pairs.iter());
-        for pair in mapping.kv.iter().chain(states) {
-            if let Some(other) = supplied.insert(pair.key, &peer.name) {
-                fail!(NIXL_ERR_LAYERS_OVERLAP, "room {room}: peers {other} and {} both send {}", peer.name, pair.key);
-            }
-        }
-        if peer.link.peer == owner && request.aux.is_some() && mapping.aux.is_empty() {
-            fail!(NIXL_ERR_AUX_UNEXPECTED, "room {room}: peer {} owns the aux slot and has no aux regions", peer.name);
-        }
-    }
-    for region in published.table.regions().iter().filter(|region| !region.local) {
-        let needed = match region.key {
-            crate::layout::RegionKey::Kv { .. } => !request.pages.is_empty(),
-            crate::layout::RegionKey::Aux { .. } => false,
-            crate::layout::RegionKey::State { group, .. } => {
-                request.states.iter().any(|(id, slots)| *id == group && !slots.is_empty())
-            }
-        };
-        if needed && !supplied.contains_key(&region.key) {
-            fail!(
-                NIXL_ERR_LAYERS_INCOMPLETE,
-                "room {room}: no sender has {}; flag it NIXLKV_REGION_FLAG_LOCAL if none should",
-                region.key
-            );
-        }
-    }
-    Ok(())
 }

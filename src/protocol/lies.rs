@@ -164,9 +164,9 @@ fn d4_lying_length_allocates_nothing() {
 fn d6_ten_bytes_of_a_card_tell_its_version() {
     let e = decode_card(&encode_card(&example())[..10]).unwrap_err();
     assert_eq!(e.code, NIXL_ERR_METADATA_INVALID, "ours, cut");
-    let e = decode_card(b"NIXLKV\0\0\x02\0").unwrap_err();
+    let e = decode_card(b"NIXLKV\0\0\x01\0").unwrap_err();
     assert_eq!(e.code, crate::error::NIXL_ERR_WIRE_VERSION);
-    assert!(e.text.contains("ours is 1") && e.text.contains("blob's is 2"), "{e}");
+    assert!(e.text.contains("ours is 2") && e.text.contains("blob's is 1"), "{e}");
 }
 
 #[test]

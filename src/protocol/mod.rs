@@ -17,7 +17,7 @@ pub use card::{Card, decode_card, encode_card};
 pub use grant::{GrantAssembly, GrantBody, MAX_GRANT_INDICES, split_grant};
 
 /// The version of everything that engines tell each other.
-pub const WIRE_VERSION: u8 = 1;
+pub const WIRE_VERSION: u8 = 2;
 /// The longest message.
 pub const MAX_MESSAGE_BYTES: usize = 200;
 
@@ -50,6 +50,8 @@ pub enum Message {
         connection: u64,
         /// Please answer with a hello.
         reply: bool,
+        /// No life of a room with a lower generation is open at the sender: a grant of one comes too late.
+        oldest_generation: u64,
     },
     /// I am going; nothing of mine is in flight.
     Goodbye {
@@ -87,20 +89,12 @@ pub enum Message {
         room: u64,
         /// The receiver's life of the room.
         generation: u64,
-        /// The chunk.
-        chunk: u32,
-        /// Which slice of it.
+        /// Which slice of the chunk.
         slice: u32,
         /// Of how many.
         num_slices: u32,
-        /// Where the chunk's pages start in the page list.
-        page_offset: u64,
-        /// The chunk's pages.
-        num_pages: u64,
-        /// The chunk's bytes.
-        num_bytes: u64,
-        /// Set on the last chunk.
-        last: Option<Last>,
+        /// The chunk.
+        chunk: LandedChunk,
     },
     /// Receiver to sender: everything has landed.
     Done {
@@ -140,6 +134,53 @@ pub enum Message {
         /// The receiver's life of the room.
         generation: u64,
     },
+    /// Receiver to sender: I have heard nothing of this room for a while. Tell me again what I may have missed.
+    Ask {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+        /// Chunks of yours that I have whole.
+        num_chunks: u32,
+    },
+    /// Sender to receiver, to an [`Message::Ask`]: no grant of this life of the room has reached me.
+    Ungranted {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+    },
+    /// Sender to receiver, to an [`Message::Ask`]: every slice of this chunk is in your memory.
+    ChunkLanded {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+        /// The chunk.
+        chunk: LandedChunk,
+    },
+    /// Sender to receiver: everything of mine is in your memory, and you have not said so.
+    Confirm {
+        /// The room.
+        room: u64,
+        /// The receiver's life of the room.
+        generation: u64,
+    },
+}
+
+/// A chunk as its receiver sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LandedChunk {
+    /// Its number.
+    pub chunk: u32,
+    /// Where its pages start in the page list.
+    pub page_offset: u64,
+    /// Its pages.
+    pub num_pages: u64,
+    /// Its bytes.
+    pub num_bytes: u64,
+    /// Set on the last chunk.
+    pub last: Option<Last>,
 }
 
 /// Why bytes are no message.

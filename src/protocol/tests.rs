@@ -27,20 +27,33 @@ fn text(chars: std::ops::Range<usize>) -> impl Strategy<Value = String> {
     prop::collection::vec(any::<char>(), chars).prop_map(String::from_iter)
 }
 
-fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
+fn landed_chunk() -> impl Strategy<Value = LandedChunk> {
     let last = (small(), any::<bool>(), small()).prop_map(|(num_chunks, has_aux, num_state_groups)| Last {
         num_chunks,
         has_aux,
         num_state_groups,
     });
+    (small(), number(), number(), number(), prop::option::of(last)).prop_map(
+        |(chunk, page_offset, num_pages, num_bytes, last)| LandedChunk {
+            chunk,
+            page_offset,
+            num_pages,
+            num_bytes,
+            last,
+        },
+    )
+}
+
+fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
     prop_oneof![
-        (number(), number(), any::<[u8; 16]>(), number(), any::<bool>()).prop_map(
-            |(revision, known_revision, known_instance, connection, reply)| Message::Hello {
+        (number(), number(), any::<[u8; 16]>(), number(), any::<bool>(), number()).prop_map(
+            |(revision, known_revision, known_instance, connection, reply, oldest_generation)| Message::Hello {
                 revision,
                 known_revision,
                 known_instance,
                 connection,
-                reply
+                reply,
+                oldest_generation
             }
         ),
         number().prop_map(|connection| Message::Goodbye { connection }),
@@ -56,10 +69,15 @@ fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
                 payload
             }
         ),
-        ((number(), number(), small(), small(), small()), (number(), number(), number()), prop::option::of(last))
-            .prop_map(|((room, generation, chunk, slice, num_slices), (page_offset, num_pages, num_bytes), last)| {
-                Message::Landed { room, generation, chunk, slice, num_slices, page_offset, num_pages, num_bytes, last }
-            }),
+        (number(), number(), small(), small(), landed_chunk()).prop_map(
+            |(room, generation, slice, num_slices, chunk)| Message::Landed {
+                room,
+                generation,
+                slice,
+                num_slices,
+                chunk
+            }
+        ),
         (number(), number()).prop_map(|(room, generation)| Message::Done { room, generation }),
         (number(), number(), code(), any::<bool>(), text(chars.clone())).prop_map(
             |(room, generation, code, drained, text)| Message::Failed { room, generation, code, drained, text }
@@ -71,12 +89,31 @@ fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
             text
         }),
         (number(), number()).prop_map(|(room, generation)| Message::Drained { room, generation }),
+        (number(), number(), small()).prop_map(|(room, generation, num_chunks)| Message::Ask {
+            room,
+            generation,
+            num_chunks
+        }),
+        (number(), number()).prop_map(|(room, generation)| Message::Ungranted { room, generation }),
+        (number(), number(), landed_chunk()).prop_map(|(room, generation, chunk)| Message::ChunkLanded {
+            room,
+            generation,
+            chunk
+        }),
+        (number(), number()).prop_map(|(room, generation)| Message::Confirm { room, generation }),
     ]
 }
 
 /// One message of each kind with every field at its longest; the texts are as long as given.
 fn longest(text: &str) -> Vec<Message> {
     let (room, generation) = (u64::MAX, u64::MAX);
+    let chunk = LandedChunk {
+        chunk: u32::MAX,
+        page_offset: u64::MAX,
+        num_pages: u64::MAX,
+        num_bytes: u64::MAX,
+        last: Some(Last { num_chunks: u32::MAX, has_aux: true, num_state_groups: u32::MAX }),
+    };
     vec![
         Message::Hello {
             revision: u64::MAX,
@@ -84,6 +121,7 @@ fn longest(text: &str) -> Vec<Message> {
             known_instance: [255; 16],
             connection: u64::MAX,
             reply: true,
+            oldest_generation: u64::MAX,
         },
         Message::Goodbye { connection: u64::MAX },
         Message::Ping { sequence: u64::MAX },
@@ -96,17 +134,11 @@ fn longest(text: &str) -> Vec<Message> {
             num_fragments: u32::MAX,
             payload: vec![255; 144],
         },
-        Message::Landed {
-            room,
-            generation,
-            chunk: u32::MAX,
-            slice: u32::MAX,
-            num_slices: u32::MAX,
-            page_offset: u64::MAX,
-            num_pages: u64::MAX,
-            num_bytes: u64::MAX,
-            last: Some(Last { num_chunks: u32::MAX, has_aux: true, num_state_groups: u32::MAX }),
-        },
+        Message::Landed { room, generation, slice: u32::MAX, num_slices: u32::MAX, chunk },
+        Message::Ask { room, generation, num_chunks: u32::MAX },
+        Message::Ungranted { room, generation },
+        Message::ChunkLanded { room, generation, chunk },
+        Message::Confirm { room, generation },
         Message::Done { room, generation },
         Message::Failed { room, generation, code: i32::MIN, drained: true, text: text.into() },
         Message::Abort { room, generation, code: i32::MIN, text: text.into() },
@@ -123,7 +155,7 @@ fn text_of(message: &Message) -> &str {
 
 /// A frame of our version around any body.
 fn frame(body: &[u8]) -> Vec<u8> {
-    let mut frame = b"NK\x01\0".to_vec();
+    let mut frame = b"NK\x02\0".to_vec();
     frame.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
     frame.extend_from_slice(body);
     frame
@@ -206,16 +238,30 @@ fn d11_no_message_is_longer_than_200_bytes() {
     }
 }
 
-/// Bytes of version 1, written down. Whoever changes them changes WIRE_VERSION too.
+/// Bytes of version 2, written down. Whoever changes them changes WIRE_VERSION too.
 #[test]
 fn d6_the_bytes_of_this_version_stand_still() {
-    assert_eq!(WIRE_VERSION, 1);
+    assert_eq!(WIRE_VERSION, 2);
     // Kind, then the fields: unsigned numbers in groups of 7 bits, low ones first; signed ones zigzag; bytes and texts
     // behind their length.
-    let bodies: [(Message, &[u8]); 10] = [
+    let chunk = LandedChunk {
+        chunk: 3,
+        page_offset: 6,
+        num_pages: 7,
+        num_bytes: 8,
+        last: Some(Last { num_chunks: 9, has_aux: true, num_state_groups: 10 }),
+    };
+    let bodies: [(Message, &[u8]); 14] = [
         (
-            Message::Hello { revision: 1, known_revision: 300, known_instance: [7; 16], connection: 5, reply: true },
-            &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 1],
+            Message::Hello {
+                revision: 1,
+                known_revision: 300,
+                known_instance: [7; 16],
+                connection: 5,
+                reply: true,
+                oldest_generation: 6,
+            },
+            &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 1, 6],
         ),
         (Message::Goodbye { connection: 6 }, &[1, 6]),
         (Message::Ping { sequence: 128 }, &[2, 0x80, 1]),
@@ -232,18 +278,8 @@ fn d6_the_bytes_of_this_version_stand_still() {
             &[4, 1, 2, 3, 4, 5, 2, 6, 0xff],
         ),
         (
-            Message::Landed {
-                room: 1,
-                generation: 2,
-                chunk: 3,
-                slice: 4,
-                num_slices: 5,
-                page_offset: 6,
-                num_pages: 7,
-                num_bytes: 8,
-                last: Some(Last { num_chunks: 9, has_aux: true, num_state_groups: 10 }),
-            },
-            &[5, 1, 2, 3, 4, 5, 6, 7, 8, 1, 9, 1, 10],
+            Message::Landed { room: 1, generation: 2, slice: 4, num_slices: 5, chunk },
+            &[5, 1, 2, 4, 5, 3, 6, 7, 8, 1, 9, 1, 10],
         ),
         (Message::Done { room: 1, generation: 2 }, &[6, 1, 2]),
         (
@@ -252,6 +288,10 @@ fn d6_the_bytes_of_this_version_stand_still() {
         ),
         (Message::Abort { room: 1, generation: 2, code: -1, text: "é".into() }, &[8, 1, 2, 1, 2, 0xc3, 0xa9]),
         (Message::Drained { room: 1, generation: 2 }, &[9, 1, 2]),
+        (Message::Ask { room: 1, generation: 2, num_chunks: 3 }, &[10, 1, 2, 3]),
+        (Message::Ungranted { room: 1, generation: 2 }, &[11, 1, 2]),
+        (Message::ChunkLanded { room: 1, generation: 2, chunk }, &[12, 1, 2, 3, 6, 7, 8, 1, 9, 1, 10]),
+        (Message::Confirm { room: 1, generation: 2 }, &[13, 1, 2]),
     ];
     for (message, body) in bodies {
         assert_eq!(encode(&message), frame(body), "{message:?}");
@@ -291,7 +331,7 @@ fn d7_foreign_bytes_are_refused() {
         assert_eq!(decode_card(bytes).unwrap_err().code, NIXL_ERR_METADATA_INVALID);
     }
     for len in 0..8 {
-        assert_eq!(decode(&b"NK\x01\0\0\0\0\0"[..len]), Err(DecodeError::Length));
+        assert_eq!(decode(&b"NK\x02\0\0\0\0\0"[..len]), Err(DecodeError::Length));
     }
     assert_eq!(decode(&frame(&[])), Err(DecodeError::Body));
     assert_eq!(decode(&frame(&[2, 1].repeat(100))), Err(DecodeError::Length), "longer than any message");
@@ -636,7 +676,7 @@ fn refused(bytes: &[u8]) -> Error {
 
 /// A card's bytes with this body under a sound header.
 fn card_around(body: &[u8]) -> Vec<u8> {
-    let mut bytes = b"NIXLKV\0\0\x01\0\0\0".to_vec();
+    let mut bytes = b"NIXLKV\0\0\x02\0\0\0".to_vec();
     bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
     bytes.extend_from_slice(&crc32fast::hash(&bytes).to_le_bytes());
@@ -680,7 +720,7 @@ proptest! {
 
 #[test]
 fn d6_a_card_of_another_version_is_told_from_an_altered_one() {
-    for version in [0u16, 2, 255, 256, 0x0101, u16::MAX] {
+    for version in [0u16, 1, 255, 256, 0x0101, u16::MAX] {
         // A header of ours with another version, and one whose rest we do not understand.
         let mut ours = card_around(b"");
         ours[8..10].copy_from_slice(&version.to_le_bytes());
@@ -690,7 +730,7 @@ fn d6_a_card_of_another_version_is_told_from_an_altered_one() {
         for bytes in [ours, theirs] {
             let error = refused(&bytes);
             assert_eq!(error.code, NIXL_ERR_WIRE_VERSION);
-            assert!(error.text.contains("ours is 1") && error.text.contains(&format!("is {version}")), "{error}");
+            assert!(error.text.contains("ours is 2") && error.text.contains(&format!("is {version}")), "{error}");
         }
     }
 }

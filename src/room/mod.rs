@@ -4,7 +4,6 @@
 //! [`Action`]s; the engine carries them out.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use crate::error::Error;
 use crate::protocol::{GrantBody, Last, Message};
@@ -66,6 +65,34 @@ pub enum Action {
     Transfer(Job),
 }
 
+/// How long a side waits before it asks for what may have been lost on the way, for the first time; then ever longer.
+const ASK_AFTER: Millis = 1000;
+/// The longest such wait, as long as the room has not ended.
+const MAX_ASK_AFTER: Millis = 8000;
+
+/// When to ask again: what is asked of a stopped peer waits in the transport's memory, so ever more rarely.
+#[derive(Debug, Clone)]
+struct Patience {
+    since: Millis,
+    after: Millis,
+}
+
+impl Patience {
+    fn new(now: Millis) -> Self {
+        Self { since: now, after: ASK_AFTER }
+    }
+
+    /// True when it is time to ask; the next time comes twice as late, but no later than after `most`.
+    fn is_over(&mut self, now: Millis, most: Millis) -> bool {
+        if now.saturating_sub(self.since) < self.after {
+            return false;
+        }
+        self.since = now;
+        self.after = self.after.saturating_mul(2).min(most);
+        true
+    }
+}
+
 /// State indices of one group.
 pub type StateIndices = (u32, Vec<i32>);
 
@@ -92,8 +119,6 @@ pub struct Job {
     pub states: Arc<[StateIndices]>,
     /// Set on the last chunk.
     pub last: Option<Last>,
-    /// Set when the room has failed: post nothing more of it.
-    pub cancelled: Arc<AtomicBool>,
 }
 
 /// How a job ended: nothing of it is in flight any more.
@@ -137,7 +162,7 @@ pub struct View {
 }
 
 /// Either machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Room {
     /// We send.
     Sender(Sender),
@@ -191,6 +216,14 @@ impl Room {
         match self {
             Room::Sender(room) => room.tick(now, out),
             Room::Receiver(room) => room.tick(now, out),
+        }
+    }
+
+    /// The peers that the room has to do with.
+    pub fn peers(&self) -> Box<dyn Iterator<Item = PeerId> + '_> {
+        match self {
+            Room::Sender(room) => Box::new(room.lives().map(|(peer, _)| peer)),
+            Room::Receiver(room) => Box::new(room.peers()),
         }
     }
 

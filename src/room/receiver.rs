@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::*;
-use crate::protocol::{GrantBody, Last, Message};
+use crate::protocol::{GrantBody, LandedChunk, Last, Message};
 
 use super::positions::Positions;
-use super::{Action, Millis, PeerId, State, View};
+use super::{Action, MAX_ASK_AFTER, Millis, Patience, PeerId, State, View};
 
 /// What the receiver expects of one sender, declared when the room is opened.
 #[derive(Debug, Clone)]
@@ -23,19 +23,16 @@ pub struct Expectation {
 }
 
 /// A chunk of which slices have landed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Partial {
+    chunk: LandedChunk,
     num_slices: u32,
     seen: Vec<u64>,
     num_seen: u32,
-    page_offset: u64,
-    num_pages: u64,
-    num_bytes: u64,
-    last: Option<Last>,
 }
 
 /// One sender of the room.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Source {
     expected: Expectation,
     granted: bool,
@@ -47,6 +44,10 @@ struct Source {
     /// It said, or its closed connection says, that nothing of it is in flight.
     drained: bool,
     told: bool,
+    /// When it is asked what we may have missed.
+    patience: Patience,
+    /// It has been asked, and has not been sent the grant again since.
+    asked: bool,
 }
 
 impl Source {
@@ -57,9 +58,6 @@ impl Source {
 
 /// Bounds the memory in which one room remembers slices of unfinished chunks (8 MiB), whatever a peer claims.
 const MAX_SEEN_WORDS: usize = 1 << 20;
-
-/// When a sender that has not confirmed that it drained is asked again for the first time.
-const ASK_AGAIN: Millis = 1000;
 
 /// What came of a landed message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +71,7 @@ pub enum Landing {
 }
 
 /// The receiver's state machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Receiver {
     room: u64,
     generation: u64,
@@ -85,8 +83,8 @@ pub struct Receiver {
     connect_timeout: Millis,
     opened: Millis,
     last_progress: Millis,
-    last_asked: Millis,
-    ask_after: Millis,
+    /// When those that have not confirmed that they drained are asked again.
+    patience: Patience,
     /// Words of all `seen` sets, bounded by [`MAX_SEEN_WORDS`].
     seen_words: usize,
     num_chunks: u64,
@@ -117,6 +115,8 @@ impl Receiver {
                 finished: false,
                 drained: false,
                 told: false,
+                patience: Patience::new(now),
+                asked: false,
             })
             .collect();
         let mut receiver = Self {
@@ -130,8 +130,7 @@ impl Receiver {
             connect_timeout,
             opened: now,
             last_progress: now,
-            last_asked: now,
-            ask_after: ASK_AGAIN,
+            patience: Patience::new(now),
             seen_words: 0,
             num_chunks: 0,
             num_pages: 0,
@@ -153,6 +152,7 @@ impl Receiver {
     fn send_grant(&mut self, i: usize, out: &mut Vec<Action>) {
         let source = &mut self.sources[i];
         source.granted = true;
+        source.asked = false;
         out.push(Action::Grant {
             peer: source.expected.peer,
             room: self.room,
@@ -168,71 +168,81 @@ impl Receiver {
         }
         if let Some(i) = self.sources.iter().position(|s| s.expected.peer == peer && !s.granted) {
             self.last_progress = now;
+            self.sources[i].patience = Patience::new(now);
             self.send_grant(i, out);
         }
     }
 
-    /// A slice of a chunk is in our memory.
-    #[allow(clippy::too_many_arguments)]
+    /// A sender that we asked holds no grant of ours. False: it was not asked, or the room has moved on.
+    pub fn ungranted(&mut self, peer: PeerId, generation: u64, out: &mut Vec<Action>) -> bool {
+        let asked = |source: &Source| source.expected.peer == peer && source.asked && !source.finished;
+        match self.sources.iter().position(asked) {
+            Some(i) if generation == self.generation && !self.state().ended() => {
+                self.send_grant(i, out);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A sender has sent everything and waits for our confirmation. False: it is no sender of this life of the room.
+    pub fn confirm(&mut self, peer: PeerId, generation: u64, now: Millis, out: &mut Vec<Action>) -> bool {
+        let Some(i) = self.sources.iter().position(|source| source.expected.peer == peer) else { return false };
+        if generation != self.generation || !self.sources[i].granted {
+            return false;
+        }
+        if self.succeeded {
+            out.push(Action::Tell(peer, Message::Done { room: self.room, generation }));
+        } else if let Some(cause) = &self.cause {
+            out.push(Action::Tell(peer, abort_message(self.room, generation, cause)));
+        } else if !self.sources[i].finished {
+            self.sources[i].patience = Patience::new(now);
+            self.ask(i, out);
+        }
+        true
+    }
+
+    /// Asks a sender what we may have missed.
+    fn ask(&mut self, i: usize, out: &mut Vec<Action>) {
+        let source = &mut self.sources[i];
+        source.asked = true;
+        // `landed` bounds the number.
+        let num_chunks = u32::try_from(source.complete.len()).unwrap_or(u32::MAX);
+        out.push(Action::Tell(
+            source.expected.peer,
+            Message::Ask { room: self.room, generation: self.generation, num_chunks },
+        ));
+    }
+
+    /// A slice of a chunk is in our memory: number `slice` of `num_slices`.
     pub fn landed(
         &mut self,
         peer: PeerId,
         generation: u64,
-        chunk: u32,
-        slice: u32,
-        num_slices: u32,
-        page_offset: u64,
-        num_pages: u64,
-        num_bytes: u64,
-        last: Option<Last>,
+        (slice, num_slices): (u32, u32),
+        chunk: LandedChunk,
         now: Millis,
         out: &mut Vec<Action>,
     ) -> Landing {
-        if generation != self.generation || self.state().ended() {
-            return Landing::Stale;
-        }
-        let room = self.room;
-        let Some(source) = self.sources.iter_mut().find(|s| s.expected.peer == peer && s.granted) else {
-            return Landing::Stale;
+        let i = match self.incomplete(peer, generation, &chunk) {
+            Ok(i) => i,
+            Err(landing) => return landing,
         };
-        if source.complete.contains(&chunk) {
-            return Landing::Duplicate;
+        let source = &mut self.sources[i];
+        let known = source.partial.get(&chunk.chunk);
+        if slice >= num_slices
+            || contradicts(&source.expected.grant, &chunk)
+            || known.is_some_and(|partial| partial.num_slices != num_slices || partial.chunk != chunk)
+        {
+            return self.contradicted(peer, &chunk, out);
         }
-        let granted = source.expected.grant.pages.len() as u64;
-        // Every chunk but the last holds a page, so an honest sender stays within this many; it bounds our memory.
-        let most_chunks = granted.saturating_add(1);
-        let known = source.partial.get(&chunk);
-        let contradicts = num_slices == 0
-            || slice >= num_slices
-            || u64::from(chunk) >= most_chunks
-            || page_offset.checked_add(num_pages).is_none_or(|end| end > granted)
-            || (num_pages == 0 && last.is_none())
-            || last.as_ref().is_some_and(|last| chunk.checked_add(1) != Some(last.num_chunks))
-            || known.is_some_and(|partial| {
-                partial.num_slices != num_slices
-                    || partial.page_offset != page_offset
-                    || partial.num_pages != num_pages
-                    || partial.num_bytes != num_bytes
-                    || partial.last != last
-            });
-        if contradicts {
-            let text = format!("room {room}: peer {peer} contradicts itself or the grant in chunk {chunk}");
-            self.fail(Error::new(NIXL_ERR_PROTOCOL, text), out);
-            return Landing::Counted;
-        }
-        let partial = source.partial.entry(chunk).or_insert_with(|| Partial {
-            num_slices,
-            seen: Vec::new(),
-            num_seen: 0,
-            page_offset,
-            num_pages,
-            num_bytes,
-            last,
-        });
+        let fresh = || Partial { chunk, num_slices, seen: Vec::new(), num_seen: 0 };
+        let partial = source.partial.entry(chunk.chunk).or_insert_with(fresh);
         let (word, bit) = (slice as usize / 64, 1u64 << (slice % 64));
         if partial.seen.len() <= word {
             let more = word + 1 - partial.seen.len();
             if self.seen_words.saturating_add(more) > MAX_SEEN_WORDS {
+                let (room, chunk) = (self.room, chunk.chunk);
                 let text = format!("room {room}: peer {peer} claims slice {slice} of {num_slices} in chunk {chunk}");
                 self.fail(Error::new(NIXL_ERR_PROTOCOL, text), out);
                 return Landing::Counted;
@@ -245,27 +255,79 @@ impl Receiver {
         }
         partial.seen[word] |= bit;
         partial.num_seen += 1;
+        source.patience = Patience::new(now);
         self.touched = true;
         self.last_progress = now;
-        if partial.num_seen < num_slices {
-            return Landing::Counted;
+        if partial.num_seen == num_slices {
+            self.complete(i, chunk, out);
         }
-        self.seen_words -= partial.seen.len();
-        source.partial.remove(&chunk);
-        source.complete.insert(chunk);
-        if source.positions.add(page_offset, num_pages).is_err() || (last.is_some() && source.last.is_some()) {
-            let text = format!("room {room}: peer {peer} sent positions of the page list twice in chunk {chunk}");
-            self.fail(Error::new(NIXL_ERR_PROTOCOL, text), out);
-            return Landing::Counted;
-        }
-        if last.is_some() {
-            source.last = last;
-        }
-        self.num_chunks += 1;
-        self.num_pages += num_pages;
-        self.num_bytes = self.num_bytes.saturating_add(num_bytes);
-        self.finish(peer, out);
         Landing::Counted
+    }
+
+    /// Every slice of a chunk is in our memory, says the sender whom we asked.
+    pub fn chunk_landed(
+        &mut self,
+        peer: PeerId,
+        generation: u64,
+        chunk: LandedChunk,
+        now: Millis,
+        out: &mut Vec<Action>,
+    ) -> Landing {
+        let i = match self.incomplete(peer, generation, &chunk) {
+            Ok(i) => i,
+            Err(landing) => return landing,
+        };
+        let source = &mut self.sources[i];
+        let known = source.partial.get(&chunk.chunk);
+        if contradicts(&source.expected.grant, &chunk) || known.is_some_and(|partial| partial.chunk != chunk) {
+            return self.contradicted(peer, &chunk, out);
+        }
+        source.patience = Patience::new(now);
+        self.touched = true;
+        self.last_progress = now;
+        self.complete(i, chunk, out);
+        Landing::Counted
+    }
+
+    /// The sender of a chunk that we do not have whole.
+    fn incomplete(&self, peer: PeerId, generation: u64, chunk: &LandedChunk) -> std::result::Result<usize, Landing> {
+        if generation != self.generation || self.state().ended() {
+            return Err(Landing::Stale);
+        }
+        match self.sources.iter().position(|s| s.expected.peer == peer && s.granted) {
+            Some(i) if self.sources[i].complete.contains(&chunk.chunk) => Err(Landing::Duplicate),
+            Some(i) => Ok(i),
+            None => Err(Landing::Stale),
+        }
+    }
+
+    fn contradicted(&mut self, peer: PeerId, chunk: &LandedChunk, out: &mut Vec<Action>) -> Landing {
+        let (room, chunk) = (self.room, chunk.chunk);
+        let text = format!("room {room}: peer {peer} contradicts itself or the grant in chunk {chunk}");
+        self.fail(Error::new(NIXL_ERR_PROTOCOL, text), out);
+        Landing::Counted
+    }
+
+    /// A chunk is whole.
+    fn complete(&mut self, i: usize, chunk: LandedChunk, out: &mut Vec<Action>) {
+        let source = &mut self.sources[i];
+        let peer = source.expected.peer;
+        if let Some(partial) = source.partial.remove(&chunk.chunk) {
+            self.seen_words -= partial.seen.len();
+        }
+        source.complete.insert(chunk.chunk);
+        if source.positions.add(chunk.page_offset, chunk.num_pages).is_err()
+            || (chunk.last.is_some() && source.last.is_some())
+        {
+            let (room, chunk) = (self.room, chunk.chunk);
+            let text = format!("room {room}: peer {peer} sent positions of the page list twice in chunk {chunk}");
+            return self.fail(Error::new(NIXL_ERR_PROTOCOL, text), out);
+        }
+        source.last = chunk.last.or(source.last);
+        self.num_chunks += 1;
+        self.num_pages += chunk.num_pages;
+        self.num_bytes = self.num_bytes.saturating_add(chunk.num_bytes);
+        self.finish(peer, out);
     }
 
     /// Checks whether a sender's part, and with it the room, is complete.
@@ -367,11 +429,8 @@ impl Receiver {
 
     /// Time passes.
     pub fn tick(&mut self, now: Millis, out: &mut Vec<Action>) {
-        if self.cause.is_some() && !self.quiesced() && now.saturating_sub(self.last_asked) >= self.ask_after {
-            // The abort or its answer may have been lost. Whoever has drained answers every time.
-            self.last_asked = now;
-            // Ever more rarely: what is asked of a stopped peer waits in the transport's memory.
-            self.ask_after = self.ask_after.saturating_mul(2);
+        // The abort or its answer may have been lost. Whoever has drained answers every time.
+        if self.cause.is_some() && !self.quiesced() && self.patience.is_over(now, Millis::MAX) {
             for i in 0..self.sources.len() {
                 self.ask_again(self.sources[i].expected.peer, out);
             }
@@ -392,7 +451,13 @@ impl Receiver {
         let waited = now.saturating_sub(self.last_progress);
         if waited >= self.timeout {
             let text = format!("room {}: nothing landed for {waited} ms, {} pages so far", self.room, self.num_pages);
-            self.fail(Error::new(NIXL_ERR_ROOM_TIMEOUT, text), out);
+            return self.fail(Error::new(NIXL_ERR_ROOM_TIMEOUT, text), out);
+        }
+        for i in 0..self.sources.len() {
+            let source = &mut self.sources[i];
+            if source.granted && !source.finished && source.patience.is_over(now, MAX_ASK_AFTER) {
+                self.ask(i, out);
+            }
         }
     }
 
@@ -408,6 +473,7 @@ impl Receiver {
                 out.push(Action::Tell(source.expected.peer, abort_message(self.room, self.generation, &cause)));
             }
         }
+        self.patience = Patience::new(self.patience.since);
         self.cause = Some(cause);
     }
 
@@ -449,10 +515,26 @@ impl Receiver {
         }
     }
 
+    /// The senders.
+    pub fn peers(&self) -> impl Iterator<Item = PeerId> {
+        self.sources.iter().map(|source| source.expected.peer)
+    }
+
     /// Whether this peer is one of the senders.
     pub fn concerns(&self, peer: PeerId) -> bool {
         self.sources.iter().any(|source| source.expected.peer == peer)
     }
+}
+
+/// Whether a chunk cannot be one of the grant, whatever else has landed.
+fn contradicts(grant: &GrantBody, chunk: &LandedChunk) -> bool {
+    let LandedChunk { chunk, page_offset, num_pages, last, .. } = *chunk;
+    let granted = grant.pages.len() as u64;
+    // Every chunk but the last holds a page, so an honest sender stays within this many; it bounds our memory.
+    u64::from(chunk) > granted
+        || page_offset.checked_add(num_pages).is_none_or(|end| end > granted)
+        || (num_pages == 0 && last.is_none())
+        || last.is_some_and(|last| chunk.checked_add(1) != Some(last.num_chunks))
 }
 
 fn abort_message(room: u64, generation: u64, cause: &Error) -> Message {

@@ -1,13 +1,13 @@
 //! The sender's room: chunks and grants in, jobs out, until every receiver says that all has landed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::*;
-use crate::protocol::{GrantBody, Last, Message};
+use crate::protocol::{GrantBody, LandedChunk, Last, Message};
 
 use super::positions::Positions;
-use super::{Action, Job, Millis, PeerId, Settled, State, StateIndices, View};
+use super::{Action, Job, MAX_ASK_AFTER, Millis, Patience, PeerId, Settled, State, StateIndices, View};
 
 /// A chunk as the caller gives it, its indices already checked against our own regions.
 #[derive(Debug, Clone)]
@@ -38,15 +38,19 @@ pub struct SenderLimits {
 }
 
 /// One receiver of the room.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Grant {
     peer: PeerId,
     generation: u64,
     body: Arc<GrantBody>,
     /// State groups that this engine and the receiver both have.
     groups: Arc<[u32]>,
-    /// Jobs handed out and not settled.
-    in_flight: u32,
+    /// Jobs handed out and not settled, by chunk; the bytes are not known yet.
+    in_flight: BTreeMap<u32, LandedChunk>,
+    /// Chunks that have landed, until the receiver has confirmed them all: their messages may have been lost.
+    landed: Vec<LandedChunk>,
+    /// When the receiver is asked to confirm once more.
+    patience: Patience,
     /// The receiver said that everything landed.
     done: bool,
     /// The receiver knows that the room has failed, or told us.
@@ -55,8 +59,30 @@ struct Grant {
     drained: bool,
 }
 
+impl Grant {
+    fn new(peer: PeerId, generation: u64, body: Arc<GrantBody>, groups: Arc<[u32]>, now: Millis) -> Self {
+        Self {
+            peer,
+            generation,
+            body,
+            groups,
+            in_flight: BTreeMap::new(),
+            landed: Vec::new(),
+            patience: Patience::new(now),
+            done: false,
+            told: false,
+            drained: false,
+        }
+    }
+
+    /// Nothing more comes to this receiver, and it has not said that it has it all.
+    fn is_unconfirmed(&self) -> bool {
+        !self.done && self.in_flight.is_empty()
+    }
+}
+
 /// The sender's state machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sender {
     room: u64,
     limits: SenderLimits,
@@ -67,10 +93,9 @@ pub struct Sender {
     num_chunks: u32,
     last_sent: bool,
     cause: Option<Error>,
-    cancelled: Arc<AtomicBool>,
     last_progress: Millis,
     /// Jobs that have still to settle, by chunk: it has landed at zero.
-    unsettled: std::collections::BTreeMap<u32, (u32, u64)>,
+    unsettled: BTreeMap<u32, (u32, u64)>,
     landed_chunks: u64,
     landed_pages: u64,
     landed_bytes: u64,
@@ -89,7 +114,6 @@ impl Sender {
             num_chunks: 0,
             last_sent: false,
             cause: None,
-            cancelled: Arc::new(AtomicBool::new(false)),
             last_progress: now,
             unsettled: Default::default(),
             landed_chunks: 0,
@@ -261,7 +285,8 @@ impl Sender {
                 has_aux: aux.is_some(),
                 num_state_groups: states.len() as u32,
             });
-            grant.in_flight += 1;
+            let (page_offset, num_bytes) = (chunk.page_offset, 0);
+            grant.in_flight.insert(number, LandedChunk { chunk: number, page_offset, num_pages, num_bytes, last });
             out.push(Action::Transfer(Job {
                 room: self.room,
                 peer: grant.peer,
@@ -273,12 +298,12 @@ impl Sender {
                 aux,
                 states,
                 last,
-                cancelled: self.cancelled.clone(),
             }));
         }
     }
 
-    /// A receiver's grant has come. `groups` are the state groups that both sides have.
+    /// A receiver's grant has come. `groups` are the state groups that both sides have. False: it is answered with a
+    /// failure, and this life of the room at the receiver will never be sent anything.
     pub fn grant(
         &mut self,
         peer: PeerId,
@@ -287,28 +312,31 @@ impl Sender {
         groups: Arc<[u32]>,
         now: Millis,
         out: &mut Vec<Action>,
-    ) {
+    ) -> bool {
         if let Some(known) = self.grants.iter().find(|grant| grant.peer == peer) {
             // The same one again changes nothing; another generation means that the receiver has moved on.
-            if known.generation < generation && self.state() == State::Success {
+            if known.generation >= generation {
+                return known.generation == generation;
+            }
+            if self.state() == State::Success {
                 let text = format!("room {}: the sender has not released its earlier life", self.room);
                 out.push(Action::Tell(
                     peer,
                     Message::Failed { room: self.room, generation, code: NIXL_ERR_ROOM_IN_USE, drained: true, text },
                 ));
-            } else if known.generation < generation {
+            } else {
                 let cause = Error::new(NIXL_ERR_PROTOCOL, format!("room {}: the receiver opened it again", self.room));
                 self.fail(cause, out);
                 out.push(Action::Tell(peer, self.failed_message(generation, true)));
             }
-            return;
+            return false;
         }
         if self.cause.is_some() {
             out.push(Action::Tell(peer, self.failed_message(generation, true)));
             // Answered: with it, nothing more is owed to this receiver.
-            let (in_flight, done, told, drained) = (0, false, true, true);
-            self.grants.push(Grant { peer, generation, body, groups, in_flight, done, told, drained });
-            return;
+            let answered = Grant { told: true, drained: true, ..Grant::new(peer, generation, body, groups, now) };
+            self.grants.push(answered);
+            return false;
         }
         if self.granted() {
             let text = format!("room {}: more receivers than the {} that were announced", self.room, self.grants.len());
@@ -316,21 +344,12 @@ impl Sender {
                 peer,
                 Message::Failed { room: self.room, generation, code: NIXL_ERR_PROTOCOL, drained: true, text },
             ));
-            return;
+            return false;
         }
         self.last_progress = now;
         let first = self.grants.first().map(|grant| (grant.body.pages.len(), grant.body.num_receivers));
         let (num_pages, num_receivers) = (body.pages.len(), body.num_receivers);
-        self.grants.push(Grant {
-            peer,
-            generation,
-            body,
-            groups,
-            in_flight: 0,
-            done: false,
-            told: false,
-            drained: false,
-        });
+        self.grants.push(Grant::new(peer, generation, body, groups, now));
         if let Some((pages, receivers)) = first
             && (pages != num_pages || receivers != num_receivers)
         {
@@ -338,11 +357,11 @@ impl Sender {
                 "room {}: receivers differ: {pages} and {num_pages} pages, {receivers} and {num_receivers} receivers",
                 self.room
             );
-            return self.fail(Error::new(NIXL_ERR_PAGE_COUNT, text), out);
-        }
-        if self.granted() {
+            self.fail(Error::new(NIXL_ERR_PAGE_COUNT, text), out);
+        } else if self.granted() {
             self.start(out);
         }
+        true
     }
 
     /// All grants are there: check what waited against them and send it.
@@ -373,8 +392,12 @@ impl Sender {
         self.num_descriptors += settled.num_descriptors;
         let mut confirmed = false;
         if let Some(grant) = self.grants.iter_mut().find(|grant| grant.peer == settled.peer) {
-            grant.in_flight = grant.in_flight.saturating_sub(1);
+            let job = grant.in_flight.remove(&settled.chunk);
             confirmed = grant.done;
+            if let (Some(landed), Ok(true), false) = (job, &settled.result, confirmed) {
+                grant.landed.push(LandedChunk { num_bytes: settled.num_bytes, ..landed });
+                grant.patience = Patience::new(now);
+            }
         }
         // A receiver that has confirmed everything may be gone before NIXL tells us that the transfer is complete.
         match settled.result.or_else(|cause| if confirmed { Ok(true) } else { Err(cause) }) {
@@ -401,24 +424,46 @@ impl Sender {
             Some(grant) if complete => {
                 self.last_progress = now;
                 grant.done = true;
+                grant.landed = Vec::new();
                 true
             }
             _ => false,
         }
     }
 
-    /// The receiver gives the room up and waits for us to drain.
-    pub fn aborted(&mut self, peer: PeerId, generation: u64, cause: Error, out: &mut Vec<Action>) {
+    /// The receiver has heard nothing for a while, and has `num_chunks` of our chunks whole. False: it is of a life of
+    /// the room that we hold no grant of.
+    pub fn asked(&mut self, peer: PeerId, generation: u64, num_chunks: u32, out: &mut Vec<Action>) -> bool {
+        let Some(i) = self.grants.iter().position(|grant| grant.peer == peer && grant.generation == generation) else {
+            return false;
+        };
+        if self.cause.is_some() {
+            let drained = self.grants[i].in_flight.is_empty();
+            out.push(Action::Tell(peer, self.failed_message(generation, drained)));
+            self.grants[i].told = true;
+            self.grants[i].drained = drained;
+        } else if self.grants[i].landed.len() > num_chunks as usize {
+            let room = self.room;
+            let again = |&chunk| Action::Tell(peer, Message::ChunkLanded { room, generation, chunk });
+            out.extend(self.grants[i].landed.iter().map(again));
+        }
+        true
+    }
+
+    /// The receiver gives the room up and waits for us to drain. False: it is of a life of the room that we hold no
+    /// grant of, and that will never be sent anything.
+    pub fn aborted(&mut self, peer: PeerId, generation: u64, cause: Error, out: &mut Vec<Action>) -> bool {
         let Some(grant) = self.grants.iter_mut().find(|grant| grant.peer == peer && grant.generation == generation)
         else {
             out.push(Action::Tell(peer, Message::Drained { room: self.room, generation }));
-            return;
+            return false;
         };
         grant.told = true;
         // It asks again when it missed the answer.
         grant.drained = false;
         self.fail(cause, out);
         self.tell_drained(out);
+        true
     }
 
     /// The caller, or the engine on its behalf, gives the room up.
@@ -458,6 +503,14 @@ impl Sender {
                 self.room, self.landed_chunks, self.num_chunks
             );
             self.fail(Error::new(NIXL_ERR_ROOM_TIMEOUT, text), out);
+        } else if self.last_sent {
+            let (room, unconfirmed) = (self.room, self.grants.iter_mut().filter(|grant| grant.is_unconfirmed()));
+            for grant in unconfirmed {
+                if grant.patience.is_over(now, MAX_ASK_AFTER) {
+                    let generation = grant.generation;
+                    out.push(Action::Tell(grant.peer, Message::Confirm { room, generation }));
+                }
+            }
         }
     }
 
@@ -466,11 +519,10 @@ impl Sender {
         if self.state().ended() {
             return;
         }
-        self.cancelled.store(true, Ordering::Release);
         self.waiting.clear();
         self.cause = Some(cause);
         for i in 0..self.grants.len() {
-            let drained = self.grants[i].in_flight == 0;
+            let drained = self.grants[i].in_flight.is_empty();
             if !self.grants[i].told {
                 let message = self.failed_message(self.grants[i].generation, drained);
                 let grant = &mut self.grants[i];
@@ -487,7 +539,7 @@ impl Sender {
             return;
         }
         for grant in &mut self.grants {
-            if grant.in_flight == 0 && !grant.drained {
+            if grant.in_flight.is_empty() && !grant.drained {
                 grant.drained = true;
                 out.push(Action::Tell(grant.peer, Message::Drained { room: self.room, generation: grant.generation }));
             }
@@ -502,8 +554,8 @@ impl Sender {
         Message::Failed { room: self.room, generation, code, drained, text }
     }
 
-    fn in_flight(&self) -> u32 {
-        self.grants.iter().map(|grant| grant.in_flight).sum()
+    fn in_flight(&self) -> u64 {
+        self.grants.iter().map(|grant| grant.in_flight.len() as u64).sum()
     }
 
     /// The state.
@@ -560,7 +612,12 @@ impl Sender {
 
     /// Chunks accepted that have not settled everywhere. They count against the engine's queue depth.
     pub fn num_pending(&self) -> u64 {
-        self.waiting.len() as u64 + u64::from(self.in_flight())
+        self.waiting.len() as u64 + self.in_flight()
+    }
+
+    /// The receivers' lives of the room that we hold grants of.
+    pub fn lives(&self) -> impl Iterator<Item = (PeerId, u64)> {
+        self.grants.iter().map(|grant| (grant.peer, grant.generation))
     }
 
     /// Whether this peer is one of the receivers.

@@ -3,12 +3,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::error::*;
+use crate::protocol::LandedChunk;
 
 /// A small deterministic generator: the whole run follows from its seed.
 struct Dice(u64);
@@ -168,7 +168,7 @@ impl World {
     /// A transfer ends: cancelled before it was posted, landed with its notification behind it, or broken off.
     fn settle(&mut self, i: usize, broken: bool) {
         let InFlight { sender, receiver, job } = self.in_flight.swap_remove(i);
-        let cancelled = job.cancelled.load(Ordering::Acquire) && self.dice.roll(2) == 0;
+        let cancelled = self.senders[sender].state() == State::Failed && self.dice.roll(2) == 0;
         let mut out = Vec::new();
         if !cancelled {
             // The receiver must not have said that its pages are free.
@@ -181,13 +181,15 @@ impl World {
             let message = Message::Landed {
                 room: ROOM,
                 generation: job.generation,
-                chunk: job.chunk,
                 slice: 0,
                 num_slices: 1,
-                page_offset: job.page_offset,
-                num_pages: job.pages.len() as u64,
-                num_bytes: 64 * job.pages.len() as u64,
-                last: job.last,
+                chunk: LandedChunk {
+                    chunk: job.chunk,
+                    page_offset: job.page_offset,
+                    num_pages: job.pages.len() as u64,
+                    num_bytes: 64 * job.pages.len() as u64,
+                    last: job.last,
+                },
             };
             self.send_to_receiver(sender, receiver, message);
         }
@@ -292,12 +294,12 @@ impl World {
 
 /// Gives a landed message to a receiver.
 fn landed(receiver: &mut Receiver, peer: PeerId, message: &Message, now: Millis, out: &mut Vec<Action>) -> Landing {
-    let Message::Landed { generation, chunk, slice, num_slices, page_offset, num_pages, num_bytes, last, .. } =
-        *message
-    else {
-        panic!("{message:?}")
-    };
-    receiver.landed(peer, generation, chunk, slice, num_slices, page_offset, num_pages, num_bytes, last, now, out)
+    let Message::Landed { generation, slice, num_slices, chunk, .. } = *message else { panic!("{message:?}") };
+    receiver.landed(peer, generation, (slice, num_slices), chunk, now, out)
+}
+
+fn piece(chunk: u32, page_offset: u64, num_pages: u64) -> LandedChunk {
+    LandedChunk { chunk, page_offset, num_pages, num_bytes: 1, last: None }
 }
 
 fn grant_body(num_pages: usize, aux_owner: bool, num_receivers: u32) -> GrantBody {
@@ -515,15 +517,16 @@ fn d3_a_landed_message_that_contradicts_the_grant_fails_the_room() {
     ] {
         let mut world = World::new(1, 1, 1, 8);
         let mut out = Vec::new();
-        let landing = world.receivers[0].landed(0, 42, chunk, slice, num_slices, offset, pages, 1, None, 1, &mut out);
+        let chunk = piece(chunk, offset, pages);
+        let landing = world.receivers[0].landed(0, 42, (slice, num_slices), chunk, 1, &mut out);
         assert_eq!(landing, Landing::Counted);
         assert_eq!(world.receivers[0].view().cause.unwrap().code, NIXL_ERR_PROTOCOL);
         assert!(matches!(out[..], [Action::Tell(0, Message::Abort { .. })]));
     }
     let mut world = World::new(1, 1, 1, 8);
-    let landing = world.receivers[0].landed(0, 41, 0, 0, 1, 0, 1, 1, None, 1, &mut Vec::new());
+    let landing = world.receivers[0].landed(0, 41, (0, 1), piece(0, 0, 1), 1, &mut Vec::new());
     assert_eq!(landing, Landing::Stale, "an earlier generation");
-    assert_eq!(world.receivers[0].landed(5, 42, 0, 0, 1, 0, 1, 1, None, 1, &mut Vec::new()), Landing::Stale);
+    assert_eq!(world.receivers[0].landed(5, 42, (0, 1), piece(0, 0, 1), 1, &mut Vec::new()), Landing::Stale);
 }
 
 /// A sender that two receivers have granted `num_pages` pages each.
@@ -716,7 +719,7 @@ fn a_drained_message_frees_pages_only_after_a_failure() {
     assert!(!receiver.quiesced(), "one of two has drained");
     assert_eq!(receiver.view().num_pending_senders, 1);
     // What is already in flight may land, and counts for nothing.
-    let landing = receiver.landed(0, GENERATION, 0, 0, 1, 0, 4, 1, None, 2, &mut out);
+    let landing = receiver.landed(0, GENERATION, (0, 1), piece(0, 0, 4), 2, &mut out);
     assert_eq!(landing, Landing::Stale);
     assert!(receiver.drained(0, GENERATION));
     assert!(receiver.quiesced());
@@ -779,13 +782,15 @@ fn d7_hostile_messages_never_panic() {
                 1 => Message::Landed {
                     room,
                     generation,
-                    chunk: edge(&mut dice) as u32,
                     slice: edge(&mut dice) as u32,
                     num_slices: edge(&mut dice) as u32,
-                    page_offset: edge(&mut dice),
-                    num_pages: edge(&mut dice),
-                    num_bytes: edge(&mut dice),
-                    last: (dice.roll(2) == 0).then(|| last(&mut dice)),
+                    chunk: LandedChunk {
+                        chunk: edge(&mut dice) as u32,
+                        page_offset: edge(&mut dice),
+                        num_pages: edge(&mut dice),
+                        num_bytes: edge(&mut dice),
+                        last: (dice.roll(2) == 0).then(|| last(&mut dice)),
+                    },
                 },
                 2 => Message::Done { room, generation },
                 3 => Message::Failed { room, generation, code, drained: dice.roll(2) == 0, text },
@@ -849,7 +854,7 @@ fn d7_hostile_messages_never_panic() {
             if dice.roll(2) == 0
                 && let Some(job) = jobs.pop()
             {
-                settle(sender, job.peer, job.chunk, Ok(!job.cancelled.load(Ordering::Acquire)), &mut Vec::new());
+                settle(sender, job.peer, job.chunk, Ok(sender.state() != State::Failed), &mut Vec::new());
             }
             let after = (receiver.state(), sender.state());
             assert!(!before.0.ended() || before.0 == after.0, "{before:?} became {after:?}");

@@ -10,7 +10,7 @@ use crate::fault;
 use crate::metrics::count;
 use crate::nixl::{Failure, FailureStatus, Posted, Transfer, TransferStatus, Write};
 use crate::plan::{Cursor, Limits, Run, Slice, runs};
-use crate::protocol::{Message, encode};
+use crate::protocol::{LandedChunk, Message, encode};
 use crate::room::{Job, Millis, PeerId, Room, Settled};
 
 /// One post moves at most this much: on UCX's shared-memory lanes NIXL copies inside the post, and neither other
@@ -45,7 +45,7 @@ impl Active {
     fn stopped(&self) -> bool {
         self.next_slice >= self.num_slices
             || self.failure.is_some()
-            || self.queued.job.cancelled.load(Ordering::Acquire)
+            || self.queued.cancelled.load(Ordering::Acquire)
             || self.queued.link.is_closed()
     }
 }
@@ -130,7 +130,7 @@ impl Transfers {
             for queued in queue.drain(..) {
                 let active = self.active_of.entry(queued.job.peer).or_default();
                 // A cancelled one needs no turn: it settles at once.
-                let cancelled = queued.job.cancelled.load(Ordering::Acquire) || queued.link.is_closed();
+                let cancelled = queued.cancelled.load(Ordering::Acquire) || queued.link.is_closed();
                 if cancelled || (room > 0 && *active < MAX_ACTIVE_PER_PEER) {
                     *active += 1;
                     room = room.saturating_sub(1);
@@ -247,7 +247,7 @@ impl Transfers {
         let mut tables = self.shared.tables();
         let before = tables.num_changes;
         for (room, cause) in stalled {
-            tables.with_room(room, &self.shared.counters, |machine, out| {
+            tables.with_room(room, now, |machine, out| {
                 if let Room::Sender(sender) = machine {
                     sender.stalled(cause, out);
                 }
@@ -326,7 +326,7 @@ impl Transfers {
         for (room, settled) in self.settled.drain(..) {
             count(&counters.chunks_sent);
             counters.bytes_sent.fetch_add(settled.num_bytes, Ordering::Relaxed);
-            tables.with_room(room, counters, |machine, out| {
+            tables.with_room(room, now, |machine, out| {
                 if let Room::Sender(sender) = machine {
                     sender.settled(settled, now, out);
                 }
@@ -359,13 +359,15 @@ fn post(shared: &Shared, active: &mut Active, slice: &mut Slice) -> Option<Box<d
     let notification = encode(&Message::Landed {
         room: job.room,
         generation: job.generation,
-        chunk: job.chunk,
         slice: number,
         num_slices: active.num_slices,
-        page_offset: job.page_offset,
-        num_pages: job.pages.len() as u64,
-        num_bytes: active.num_bytes,
-        last: job.last,
+        chunk: LandedChunk {
+            chunk: job.chunk,
+            page_offset: job.page_offset,
+            num_pages: job.pages.len() as u64,
+            num_bytes: active.num_bytes,
+            last: job.last,
+        },
     });
     let agent = &active.queued.link.agent;
     slice.spans.clear();
@@ -424,12 +426,12 @@ fn transfer_error(shared: &Shared, queued: &QueuedJob, failure: &Failure) -> Err
 /// What becomes of a chunk of which nothing is in flight.
 fn settle(active: Active) -> (u64, Settled) {
     let complete = active.next_slice >= active.num_slices;
-    let Active { queued: QueuedJob { job, link, .. }, failure, landed_bytes, num_descriptors, .. } = active;
+    let Active { queued: QueuedJob { job, link, cancelled, .. }, failure, landed_bytes, num_descriptors, .. } = active;
     let lost =
         || Error::new(NIXL_ERR_PEER_LOST, format!("room {}, chunk {}: peer {} is gone", job.room, job.chunk, job.peer));
     let result = match failure {
         Some(failure) => Err(failure),
-        None if !complete && link.is_closed() && !job.cancelled.load(Ordering::Acquire) => Err(lost()),
+        None if !complete && link.is_closed() && !cancelled.load(Ordering::Acquire) => Err(lost()),
         None => Ok(complete),
     };
     (job.room, Settled { peer: job.peer, chunk: job.chunk, result, num_bytes: landed_bytes, num_descriptors })

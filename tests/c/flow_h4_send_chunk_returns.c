@@ -61,7 +61,8 @@ static void calls_do_not_block(void) {
     qsort(took, CALLS, sizeof took[0], by_value);
     printf("send_chunk: median %" PRIu64 " us, p99 %" PRIu64 " us; 256 MiB took about %" PRIu64 " ms\n",
            took[CALLS / 2] / 1000, took[CALLS - 2] / 1000, moved_ms / ROUNDS);
-    CHECK(took[CALLS - 2] < 1000000);
+    /* Less than 1 ms on a machine with nothing else to do; and whatever else it does, far less than the transfer. */
+    CHECK(took[CALLS / 2] < 1000000 && took[CALLS - 2] < moved_ms / ROUNDS * 1000000 / 10);
     for (int32_t i = 0; i < PAGES; i++) CHECK(wrong_words(to, MIB, i, 5, 0, (uint64_t)i) == 0);
 }
 

@@ -1,65 +1,27 @@
-//! What an engine's mutex guards: rooms, parked grants, queues, and which of our memory is promised to whom.
+//! What an engine's mutex guards: rooms, peers, parked grants, queues. Pure: no NIXL, no lock, no thread, no clock; time
+//! comes in as a value, and what must be done goes into queues that the threads empty.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::*;
-use crate::layout::RegionTable;
-use crate::metrics::{Counters, count};
+use crate::metrics::{Counters, LineLimit, count};
 use crate::protocol::{GrantAssembly, GrantBody, Message};
 use crate::room::{Action, Job, Millis, PeerId, Room};
 
-use super::peers::{Link, Peers};
+use super::Config;
+use super::peers::{Link, Peer, Peers};
 
-/// Destination memory that rooms hold until they are quiesced.
-#[derive(Debug, Default)]
-pub struct InUse {
-    pages: HashMap<i32, u64>,
-    aux: HashMap<i32, u64>,
-    states: HashMap<(u32, i32), u64>,
-}
+mod calls;
+mod ended;
+mod in_use;
+mod inbox;
+mod liveness;
 
-impl InUse {
-    /// Claims everything that a grant names, or nothing.
-    pub fn claim(&mut self, room: u64, grant: &GrantBody) -> Result<()> {
-        if let Some((page, owner)) = grant.pages.iter().find_map(|page| Some((page, self.pages.get(page)?))) {
-            fail!(NIXL_ERR_PAGE_IN_USE, "room {room}: page {page} belongs to room {owner}, which is not quiesced");
-        }
-        if let Some((aux, owner)) = grant.aux.and_then(|aux| Some((aux, self.aux.get(&aux)?))) {
-            fail!(NIXL_ERR_AUX_IN_USE, "room {room}: aux slot {aux} belongs to room {owner}, which is not quiesced");
-        }
-        for (group, slots) in &grant.states {
-            if let Some((slot, owner)) = slots.iter().find_map(|slot| Some((slot, self.states.get(&(*group, *slot))?)))
-            {
-                fail!(
-                    NIXL_ERR_STATE_IN_USE,
-                    "room {room}: slot {slot} of state group {group} belongs to room {owner}, which is not quiesced"
-                );
-            }
-        }
-        self.pages.extend(grant.pages.iter().map(|page| (*page, room)));
-        self.aux.extend(grant.aux.map(|aux| (aux, room)));
-        for (group, slots) in &grant.states {
-            self.states.extend(slots.iter().map(|slot| ((*group, *slot), room)));
-        }
-        Ok(())
-    }
-
-    /// Gives back what [`InUse::claim`] took.
-    pub fn give_back(&mut self, grant: &GrantBody) {
-        for page in &grant.pages {
-            self.pages.remove(page);
-        }
-        if let Some(aux) = grant.aux {
-            self.aux.remove(&aux);
-        }
-        for (group, slots) in &grant.states {
-            for slot in slots {
-                self.states.remove(&(*group, *slot));
-            }
-        }
-    }
-}
+pub use calls::RecvRequest;
+pub use ended::Ended;
+pub use in_use::InUse;
 
 /// A room with what the engine remembers beside the machine.
 #[derive(Debug)]
@@ -68,6 +30,8 @@ pub struct Entry {
     pub room: Room,
     /// Destination memory to give back when it is quiesced.
     pub claim: Option<Arc<GrantBody>>,
+    /// Set when the room has failed: the transfer threads post nothing more of it.
+    pub cancelled: Arc<AtomicBool>,
     ended: bool,
     quiesced: bool,
     pending: u64,
@@ -143,10 +107,33 @@ pub struct QueuedJob {
     pub link: Arc<Link>,
     /// What maps onto what.
     pub mapping: Option<Arc<crate::layout::Mapping>>,
+    /// Its room has failed: post nothing more of it.
+    pub cancelled: Arc<AtomicBool>,
+}
+
+/// Most control messages to one peer that wait to be sent, grants aside, which the memory that they promise bounds. One
+/// on top is dropped, as if the network had lost it.
+const MAX_OUTGOING_PER_PEER: u32 = 1 << 16;
+/// Rooms whose success is remembered after their release, for senders that missed our confirmation.
+const MAX_DELIVERED: usize = 1 << 16;
+
+/// Who an engine is.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Its name.
+    pub name: String,
+    /// This life of it.
+    pub instance: [u8; 16],
 }
 
 /// The engine's state under its mutex. It is never held over a call of NIXL.
 pub struct Tables {
+    /// Who we are.
+    pub identity: Identity,
+    /// The engine's configuration.
+    pub config: Arc<Config>,
+    /// The engine's counters.
+    pub counters: Arc<Counters>,
     /// Open rooms, ended ones included until they are released.
     pub rooms: HashMap<u64, Entry>,
     /// What has come for rooms that are not open.
@@ -180,6 +167,11 @@ pub struct Tables {
     pub revision: u64,
     /// The generation of the next room that we open as a receiver.
     pub next_generation: u64,
+    /// Generations of rooms that have succeeded here, the latest ones.
+    delivered: HashSet<u64>,
+    delivered_order: VecDeque<u64>,
+    /// Keeps a peer's loss from filling the log.
+    failure_lines: LineLimit,
     /// No new work is accepted.
     pub shut_down: bool,
     /// Grows whenever a room ends or is quiesced; `wait` looks at it.
@@ -188,8 +180,12 @@ pub struct Tables {
 
 impl Tables {
     /// Nothing open.
-    pub fn new(num_workers: usize, first_generation: u64) -> Self {
+    pub fn new(identity: Identity, config: Arc<Config>, counters: Arc<Counters>, first_generation: u64) -> Self {
+        let num_workers = config.num_workers;
         Self {
+            identity,
+            config,
+            counters,
             rooms: HashMap::new(),
             parked: HashMap::new(),
             num_parked: 0,
@@ -206,51 +202,55 @@ impl Tables {
             num_unquiesced: 0,
             revision: 0,
             next_generation: first_generation,
+            delivered: HashSet::new(),
+            delivered_order: VecDeque::new(),
+            failure_lines: LineLimit::default(),
             shut_down: false,
             num_changes: 0,
         }
     }
 
     /// Adds a room and carries out what opening it led to.
-    pub fn open(&mut self, id: u64, room: Room, claim: Option<Arc<GrantBody>>, out: Vec<Action>, counters: &Counters) {
-        count(&counters.rooms_opened);
+    pub fn open(&mut self, id: u64, room: Room, claim: Option<Arc<GrantBody>>, out: Vec<Action>, now: Millis) {
+        count(&self.counters.rooms_opened);
         self.num_active += 1;
         self.num_unquiesced += 1;
-        self.rooms.insert(id, Entry { room, claim, ended: false, quiesced: false, pending: 0 });
+        let cancelled = Arc::new(AtomicBool::new(false));
+        self.rooms.insert(id, Entry { room, claim, cancelled, ended: false, quiesced: false, pending: 0 });
         self.carry_out(out);
-        self.after(id, counters);
+        self.after(id, now);
     }
 
     /// Gives an event to a room, carries out its actions and keeps the books. `None`: no such room.
     pub fn with_room<T>(
         &mut self,
         id: u64,
-        counters: &Counters,
+        now: Millis,
         event: impl FnOnce(&mut Room, &mut Vec<Action>) -> T,
     ) -> Option<T> {
         let entry = self.rooms.get_mut(&id)?;
         let mut out = Vec::new();
         let result = event(&mut entry.room, &mut out);
         self.carry_out(out);
-        self.after(id, counters);
+        self.after(id, now);
         Some(result)
     }
 
     /// Gives the same event to every room that `filter` picks.
     pub fn with_rooms(
         &mut self,
-        counters: &Counters,
+        now: Millis,
         filter: impl Fn(&Room) -> bool,
         mut event: impl FnMut(&mut Room, &mut Vec<Action>),
     ) {
         let ids: Vec<u64> = self.rooms.iter().filter(|(_, entry)| filter(&entry.room)).map(|(id, _)| *id).collect();
         for id in ids {
-            self.with_room(id, counters, &mut event);
+            self.with_room(id, now, &mut event);
         }
     }
 
     /// Books what an event changed in a room.
-    fn after(&mut self, id: u64, counters: &Counters) {
+    fn after(&mut self, id: u64, now: Millis) {
         let Some(entry) = self.rooms.get_mut(&id) else { return };
         let pending = match &entry.room {
             Room::Sender(sender) => sender.num_pending(),
@@ -262,13 +262,23 @@ impl Tables {
             entry.ended = true;
             self.num_active -= 1;
             self.num_changes += 1;
-            let view = entry.room.view();
-            match view.cause {
+            match entry.room.view().cause {
                 Some(cause) => {
-                    count(&counters.rooms_failed);
-                    log::info!("room {id} failed: {cause}");
+                    entry.cancelled.store(true, Ordering::Release);
+                    count(&self.counters.rooms_failed);
+                    let peer = entry.room.peers().next().unwrap_or(0);
+                    if self.failure_lines.admits((peer, cause.code), now) {
+                        log::info!("room {id} failed: {cause}");
+                    }
                 }
-                None => count(&counters.rooms_succeeded),
+                None => {
+                    count(&self.counters.rooms_succeeded);
+                    if let Room::Receiver(receiver) = &entry.room {
+                        let generation = receiver.generation();
+                        self.delivered.insert(generation);
+                        self.delivered_order.push_back(generation);
+                    }
+                }
             }
         }
         if !entry.quiesced && entry.room.quiesced() {
@@ -279,10 +289,15 @@ impl Tables {
                 self.in_use.give_back(&claim);
             }
         }
+        while self.delivered_order.len() > MAX_DELIVERED {
+            if let Some(oldest) = self.delivered_order.pop_front() {
+                self.delivered.remove(&oldest);
+            }
+        }
     }
 
-    /// Forgets a room that has ended and is quiesced. `keep_until` is when its tombstone, if it needs one, goes too.
-    pub fn release(&mut self, id: u64, keep_until: Millis, limit: usize) -> Result<()> {
+    /// Forgets a room that has ended and is quiesced.
+    pub fn release(&mut self, id: u64, now: Millis) -> Result<()> {
         let given_up = |items: &Vec<ParkedItem>| items.iter().all(|item| matches!(item.item, Parked::Aborted(..)));
         if !self.rooms.contains_key(&id) && self.parked.get(&id).is_some_and(given_up) {
             // Given up by its receiver before we opened it: poll shows it as failed.
@@ -306,13 +321,46 @@ impl Tables {
                 view.num_pending_senders
             );
         }
-        if let Some(Entry { room: Room::Sender(sender), .. }) = self.rooms.remove(&id)
-            && let Some((cause, num_told)) = sender.owes_an_answer()
-            && self.tombstones.len() < limit
+        let Some(Entry { room: Room::Sender(sender), .. }) = self.rooms.remove(&id) else { return Ok(()) };
+        let cause = sender.view().cause;
+        for (peer, generation) in sender.lives() {
+            self.ended(peer, generation, cause.as_ref());
+        }
+        if let Some((cause, num_told)) = sender.owes_an_answer()
+            && self.tombstones.len() < self.config.max_rooms
         {
-            self.tombstones.insert(id, Tombstone { cause: cause.clone(), expires: keep_until, num_told });
+            let expires = now.saturating_add(self.config.grant_timeout);
+            self.tombstones.insert(id, Tombstone { cause: cause.clone(), expires, num_told });
         }
         Ok(())
+    }
+
+    /// Remembers that a life of a room at a receiver will never be sent anything again: its grant may come once more.
+    fn ended(&mut self, peer: PeerId, generation: u64, cause: Option<&Error>) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.ended.insert(generation, cause);
+        }
+    }
+
+    /// The lowest generation of ours that is not quiesced, or the next one. Grants of lower ones are void.
+    fn oldest_generation(&self) -> u64 {
+        let live = self.rooms.values().filter_map(|entry| match &entry.room {
+            Room::Receiver(receiver) if !receiver.quiesced() => Some(receiver.generation()),
+            _ => None,
+        });
+        live.min().unwrap_or(self.next_generation)
+    }
+
+    /// A hello to a peer: which of its lives we mean, and which table of it we hold.
+    pub fn hello(&self, peer: &Peer, reply: bool) -> Message {
+        Message::Hello {
+            revision: self.revision,
+            known_revision: peer.revision,
+            known_instance: peer.instance,
+            connection: peer.connection,
+            reply,
+            oldest_generation: self.oldest_generation(),
+        }
     }
 
     /// Carries out actions: queues messages and jobs. Nothing blocks, nothing calls NIXL.
@@ -331,22 +379,40 @@ impl Tables {
                         Ok(peer) => (peer.link.clone(), peer.to_peer.clone()),
                         Err(_) => (Link::gone(job.peer), None),
                     };
+                    let entry = self.rooms.get(&job.room);
+                    let cancelled = entry.map_or_else(Arc::default, |entry| entry.cancelled.clone());
                     let lane = (job.peer as usize) % self.jobs.len();
-                    self.jobs[lane].push_back(QueuedJob { job, link, mapping });
+                    self.jobs[lane].push_back(QueuedJob { job, link, mapping, cancelled });
                 }
             }
         }
     }
 
-    /// Queues a message. To a peer that is gone it is dropped.
+    /// Queues a message. To a peer that is gone, or takes nothing, it is dropped.
     pub fn tell(&mut self, peer: PeerId, message: Message) {
-        if let Ok(peer) = self.peers.get(peer) {
-            self.outbox.push_back(Outgoing { link: peer.link.clone(), message });
+        let Some(peer) = self.peers.get_mut(peer) else { return };
+        if peer.num_outgoing >= MAX_OUTGOING_PER_PEER && !matches!(message, Message::Grant { .. }) {
+            count(&self.counters.messages_dropped);
+            return;
+        }
+        peer.num_outgoing = peer.num_outgoing.saturating_add(1);
+        self.outbox.push_back(Outgoing { link: peer.link.clone(), message });
+    }
+
+    /// Takes the next messages to send, at most `most`.
+    pub fn take_outgoing(&mut self, most: usize, into: &mut Vec<Outgoing>) {
+        let most = self.outbox.len().min(most);
+        for outgoing in self.outbox.drain(..most) {
+            if let Some(peer) = self.peers.get_mut(outgoing.link.peer) {
+                peer.num_outgoing = peer.num_outgoing.saturating_sub(1);
+            }
+            into.push(outgoing);
         }
     }
 
     /// Parks something for a room that is not open. False: the limit is reached.
-    pub fn park(&mut self, room: u64, item: ParkedItem, limit: usize) -> bool {
+    fn park(&mut self, room: u64, item: ParkedItem) -> bool {
+        let limit = self.config.max_rooms;
         let items = self.parked.entry(room).or_default();
         if items.iter().any(|old| old.peer == item.peer && old.generation > item.generation) {
             return true;
@@ -398,22 +464,4 @@ impl Tables {
         self.num_parked -= items.len();
         items
     }
-}
-
-/// Checks what a grant names against the receiver's regions as we know them.
-pub fn check_grant(room: u64, grant: &GrantBody, table: &RegionTable) -> Result<()> {
-    let outside = |index: &&i32, len: u64| u64::try_from(**index).map_or(true, |index| index >= len);
-    if let Some(page) = grant.pages.iter().find(|page| outside(page, table.num_pages())) {
-        fail!(NIXL_ERR_PROTOCOL, "room {room}: the receiver granted page {page} of {}", table.num_pages());
-    }
-    if let Some(aux) = grant.aux.filter(|aux| outside(&aux, table.num_aux_slots())) {
-        fail!(NIXL_ERR_PROTOCOL, "room {room}: the receiver granted aux slot {aux} of {}", table.num_aux_slots());
-    }
-    for (group, slots) in &grant.states {
-        let len = table.num_state_slots(*group).unwrap_or(0);
-        if let Some(slot) = slots.iter().find(|slot| outside(slot, len)) {
-            fail!(NIXL_ERR_PROTOCOL, "room {room}: the receiver granted slot {slot} of {len} in state group {group}");
-        }
-    }
-    Ok(())
 }

@@ -1,0 +1,254 @@
+//! The peers' coming and going, and the time limits.
+
+use super::super::peers::{Mappings, Standing};
+use super::*;
+use crate::protocol::Card;
+
+impl Tables {
+    /// A peer's card has been taken in. `known` is the entry of the same instance.
+    pub fn connected(
+        &mut self,
+        card: Card,
+        known: Option<PeerId>,
+        mappings: Mappings,
+        mapped_revision: u64,
+        now: Millis,
+    ) -> PeerId {
+        let id = known.unwrap_or_else(|| self.peers.reserve_id());
+        let new_connection = self.peers.reserve_id();
+        let old = known.and_then(|id| self.peers.get(id).ok());
+        let kept = old.filter(|peer| peer.standing != Standing::Closed);
+        let peer = Peer {
+            link: kept.map_or_else(|| Link::new(id, card.agent.clone()), |peer| peer.link.clone()),
+            instance: card.instance,
+            revision: card.revision,
+            mapped_revision,
+            announced: kept.map_or(card.revision, |peer| peer.announced.max(card.revision)),
+            known_revision: kept.map_or(0, |peer| peer.known_revision),
+            table: Arc::new(card.regions),
+            to_peer: mappings.to_peer,
+            from_peer: mappings.from_peer,
+            standing: kept.map_or(Standing::Connecting, |peer| peer.standing),
+            last_heard: now,
+            last_ping: now,
+            closed_because: None,
+            replaced: None,
+            connection: kept.map_or(new_connection, |peer| peer.connection),
+            their_connection: kept.map_or(0, |peer| peer.their_connection),
+            ended: old.map_or_else(Ended::default, |peer| peer.ended.clone()),
+            num_outgoing: old.map_or(0, |peer| peer.num_outgoing),
+            name: card.name,
+        };
+        self.peers.insert(peer);
+        self.greet(id, true);
+        id
+    }
+
+    /// Takes a peer out: its rooms fail, and its connection is closed once nothing is in flight on it.
+    pub fn part(&mut self, peer: PeerId, cause: Error, now: Millis) {
+        self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
+        if let Some(removed) = self.peers.remove(peer) {
+            self.forget_parked(peer);
+            if removed.standing != Standing::Closed {
+                self.closing.push((removed.link, cause));
+            } else if !self.closing.iter().any(|(link, _)| link.peer == peer) {
+                self.connection_closed(peer, &cause, now);
+            }
+        }
+    }
+
+    /// A new instance has taken a peer's name: the old one's rooms fail. Forgetting it would not stop it from writing,
+    /// should it still live, so it stays until its rooms have drained or its connection breaks.
+    pub fn replaced(&mut self, peer: PeerId, cause: Error, now: Millis) {
+        self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
+        self.forget_parked(peer);
+        if let Some(entry) = self.peers.get_mut(peer) {
+            entry.replaced = Some(cause);
+        }
+        self.retire(now);
+    }
+
+    /// Takes replaced peers out with which no room can move anything any more.
+    pub fn retire(&mut self, now: Millis) {
+        let replaced: Vec<(PeerId, Error)> =
+            self.peers.iter().filter_map(|peer| Some((peer.link.peer, peer.replaced.clone()?))).collect();
+        for (peer, cause) in replaced {
+            if !self.rooms.values().any(|entry| entry.room.concerns(peer) && !entry.room.quiesced()) {
+                self.part(peer, cause, now);
+            }
+        }
+    }
+
+    /// The connection to a peer broke: it stays known, and a new connect brings it back.
+    pub fn broke(&mut self, peer: PeerId, cause: Error, now: Millis) {
+        let Some(entry) = self.peers.get_mut(peer) else { return };
+        if entry.standing == Standing::Closed {
+            return;
+        }
+        if cause.code == NIXL_ERR_PEER_DISCONNECTED {
+            log::info!("peer {} has left: {cause}", entry.name);
+        } else {
+            log::warn!("peer {} is lost: {cause}", entry.name);
+        }
+        entry.standing = Standing::Closed;
+        entry.closed_because = Some(cause.clone());
+        entry.link.closed.store(true, Ordering::Release);
+        let link = entry.link.clone();
+        self.closing.push((link, cause.clone()));
+        self.forget_parked(peer);
+        self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
+    }
+
+    /// The connection to a peer is closed: it can write no more.
+    pub fn connection_closed(&mut self, peer: PeerId, cause: &Error, now: Millis) {
+        self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, cause, true, out));
+    }
+
+    /// A peer has been silent for longer than the liveness limit. Its connection stays: it may come back and drain.
+    pub fn went_silent(&mut self, peer: PeerId, cause: Error, now: Millis) {
+        let Some(entry) = self.peers.get_mut(peer) else { return };
+        log::warn!("peer {} is silent: {cause}", entry.name);
+        entry.standing = Standing::Silent;
+        self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
+    }
+
+    /// Something came from a peer.
+    pub fn heard(&mut self, peer: PeerId, now: Millis) {
+        let Some(entry) = self.peers.get_mut(peer) else { return };
+        entry.last_heard = now;
+        if entry.standing == Standing::Silent {
+            log::info!("peer {} is back", entry.name);
+            entry.standing = Standing::Ready;
+            self.with_rooms(
+                now,
+                |room| room.concerns(peer),
+                |room, out| {
+                    if let Room::Receiver(receiver) = room {
+                        receiver.ask_again(peer, out);
+                    }
+                },
+            );
+        }
+    }
+
+    /// A peer said hello.
+    pub fn greeted(
+        &mut self,
+        peer: PeerId,
+        (revision, known_revision): (u64, u64),
+        connection: u64,
+        oldest_generation: u64,
+        reply: bool,
+        now: Millis,
+    ) {
+        let our_revision = self.revision;
+        let Some(entry) = self.peers.get_mut(peer) else { return };
+        if connection < entry.their_connection {
+            // Of a connection before the last.
+            count(&self.counters.messages_stale);
+            return;
+        }
+        let before = (entry.announced, entry.known_revision, entry.standing, entry.their_connection);
+        if connection > entry.their_connection {
+            (entry.announced, entry.known_revision) = (revision.max(entry.revision), known_revision);
+        } else {
+            // Hellos may overtake each other, and revisions only grow.
+            entry.announced = entry.announced.max(revision);
+            entry.known_revision = entry.known_revision.max(known_revision);
+        }
+        entry.their_connection = connection;
+        entry.ended.raise(oldest_generation);
+        if entry.standing == Standing::Connecting {
+            entry.standing = Standing::Ready;
+        }
+        let changed = before != (entry.announced, entry.known_revision, entry.standing, entry.their_connection);
+        // Both sides hold the other's regions as they are now. Otherwise a hello of after the next exchange will say so,
+        // and rooms that wait for this peer wait for that one.
+        let current = entry.known_revision == our_revision && entry.stale().is_none();
+        if reply {
+            self.greet(peer, false);
+        }
+        if !changed || !current {
+            return;
+        }
+        self.with_rooms(
+            now,
+            |room| room.concerns(peer),
+            |room, out| {
+                if let Room::Receiver(receiver) = room {
+                    receiver.peer_ready(peer, now, out);
+                }
+            },
+        );
+    }
+
+    /// Says hello to a peer.
+    pub fn greet(&mut self, peer: PeerId, reply: bool) {
+        if let Ok(entry) = self.peers.get(peer) {
+            let hello = self.hello(entry, reply);
+            self.tell(peer, hello);
+        }
+    }
+
+    /// Time has passed, `gap` of it since the last tick: limits, heartbeats.
+    pub fn tick(&mut self, now: Millis, gap: Millis) {
+        let (heartbeat_interval, liveness_limit) = (self.config.heartbeat_interval, self.config.liveness_limit);
+        let mut greet = Vec::new();
+        let mut silent = Vec::new();
+        for peer in self.peers.iter_mut() {
+            if gap > heartbeat_interval {
+                // This thread was stopped, or starved: that says nothing of the peer.
+                peer.last_heard += gap;
+            }
+            if peer.standing == Standing::Closed {
+                continue;
+            }
+            let quiet = now.saturating_sub(peer.last_heard);
+            if peer.standing == Standing::Ready && quiet >= liveness_limit {
+                let text = format!("peer {} has been silent for {quiet} ms", peer.name);
+                silent.push((peer.link.peer, Error::new(NIXL_ERR_PEER_LOST, text)));
+            }
+            // The heartbeat is a hello: it also makes up for one that was lost. And it is a probe: a peer that has died
+            // shows itself by the transport's error.
+            if now.saturating_sub(peer.last_ping) >= heartbeat_interval {
+                peer.last_ping = now;
+                greet.push(peer.link.peer);
+            }
+        }
+        let suspects = self.peers.iter().filter(|peer| peer.is_suspect(now, heartbeat_interval));
+        self.suspects = suspects.map(|peer| peer.link.peer).collect();
+        for peer in greet {
+            self.greet(peer, true);
+        }
+        for (peer, cause) in silent {
+            self.went_silent(peer, cause, now);
+        }
+        self.with_rooms(now, |room| !room.quiesced(), |room, out| room.tick(now, out));
+        self.retire(now);
+        self.expire_parked(now);
+        self.failure_lines.tick(now);
+    }
+
+    /// Takes the connections that can be closed now: nothing is in flight on them, and no message, such as a goodbye,
+    /// is on its way out.
+    pub fn take_closing(&mut self) -> Vec<(Arc<Link>, Error)> {
+        if self.closing.is_empty() {
+            return Vec::new();
+        }
+        let pending: Vec<PeerId> = self.outbox.iter().map(|outgoing| outgoing.link.peer).collect();
+        let (ready, wait) = std::mem::take(&mut self.closing)
+            .into_iter()
+            .partition(|(link, _)| link.in_flight.load(Ordering::Acquire) == 0 && !pending.contains(&link.peer));
+        self.closing = wait;
+        ready
+    }
+}
+
+impl Peer {
+    /// Why its regions or ours no longer are what the blobs said.
+    pub fn stale(&self) -> Option<String> {
+        (self.announced != self.revision).then(|| {
+            format!("peer {} has revision {} of its regions, we hold {}", self.name, self.announced, self.revision)
+        })
+    }
+}
