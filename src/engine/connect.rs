@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use crate::error::*;
-use crate::protocol::{Message, decode_card};
+use crate::protocol::{Message, decode_card, encode};
 use crate::room::PeerId;
 
 use super::peers::{self, Standing};
@@ -59,6 +59,13 @@ impl Engine {
             }
             (known, tables.peers.earlier_instance(&card))
         };
+        if shared.agent.is_resting(&card.agent) {
+            // It may have broken meanwhile. Then a message fails at once, and the connection is made anew.
+            let probe = encode(&Message::Ping { sequence: shared.now() });
+            if shared.agent.notify(&card.agent, &probe).is_err() {
+                let _ = shared.agent.forget(&card.agent);
+            }
+        }
         match shared.agent.load_metadata(&card.metadata) {
             Ok(agent) if agent == card.agent => {}
             Ok(agent) => {

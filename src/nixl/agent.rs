@@ -31,6 +31,9 @@ pub struct AgentOptions {
     pub params: Vec<(String, String)>,
 }
 
+/// Most connections that are kept for peers that have left.
+const MAX_RESTING: usize = 64;
+
 /// One agent at a time is opened: signals and captured log lines belong to the process.
 static OPENING: Mutex<()> = Mutex::new(());
 
@@ -125,6 +128,8 @@ struct Peer {
     metadata: Metadata,
     /// Transfers to it that have not settled.
     in_flight: Arc<AtomicUsize>,
+    /// It has left, and may come back; when, in the order of leaving.
+    resting: Option<u64>,
 }
 
 struct NixlAgent {
@@ -230,7 +235,8 @@ impl Agent for NixlAgent {
         let name = parsed.agent.clone();
         let mut peers = lock(&self.peers);
         let mut in_flight = Arc::default();
-        if let Some(peer) = peers.get(&name) {
+        if let Some(peer) = peers.get_mut(&name) {
+            peer.resting = None;
             in_flight = Arc::clone(&peer.in_flight);
             // NIXL forgets a peer by itself when a transfer finds it gone.
             let known = self.agent.check_remote_metadata(&name, None);
@@ -250,7 +256,7 @@ impl Agent for NixlAgent {
         let loaded = self.agent.load_remote_md(metadata).map_err(during("load the peer's metadata"));
         match loaded {
             Ok(loaded) if loaded == name => {
-                peers.insert(name.clone(), Peer { metadata: parsed, in_flight });
+                peers.insert(name.clone(), Peer { metadata: parsed, in_flight, resting: None });
                 Ok(name)
             }
             other => {
@@ -264,16 +270,27 @@ impl Agent for NixlAgent {
     /// Refused while transfers to the peer are in flight: NIXL would close the connection only after they have moved
     /// all their bytes, and could not say when.
     fn forget(&self, peer: &str) -> std::result::Result<(), Failure> {
+        self.forget_one(&mut lock(&self.peers), peer)
+    }
+
+    fn rest(&self, peer: &str) {
         let mut peers = lock(&self.peers);
-        let Some(known) = peers.get(peer) else {
-            return Err(refused(FailureStatus::NotFound, format!("no metadata of {peer} is loaded")));
-        };
-        let moving = known.in_flight.load(Ordering::Acquire);
-        if moving > 0 {
-            return Err(refused(FailureStatus::Other, format!("{moving} transfers to {peer} are in flight")));
+        if let Some(peer) = peers.get_mut(peer) {
+            peer.resting = Some(self.next_token.fetch_add(1, Ordering::Relaxed));
         }
-        peers.remove(peer);
-        self.agent.invalidate_remote_md(peer).map_err(during("forget the peer"))
+        let resting = peers.iter().filter_map(|(name, peer)| Some((peer.resting?, name)));
+        if resting.clone().count() <= MAX_RESTING {
+            return;
+        }
+        let Some((_, oldest)) = resting.min() else { return };
+        let oldest = oldest.clone();
+        if let Err(failure) = self.forget_one(&mut peers, &oldest) {
+            log::debug!("closing a kept connection: {failure}");
+        }
+    }
+
+    fn is_resting(&self, peer: &str) -> bool {
+        lock(&self.peers).get(peer).is_some_and(|peer| peer.resting.is_some())
     }
 
     fn notify(&self, peer: &str, message: &[u8]) -> std::result::Result<(), Failure> {
@@ -317,6 +334,18 @@ impl Agent for NixlAgent {
 }
 
 impl NixlAgent {
+    fn forget_one(&self, peers: &mut HashMap<String, Peer>, peer: &str) -> std::result::Result<(), Failure> {
+        let Some(known) = peers.get(peer) else {
+            return Err(refused(FailureStatus::NotFound, format!("no metadata of {peer} is loaded")));
+        };
+        let moving = known.in_flight.load(Ordering::Acquire);
+        if moving > 0 {
+            return Err(refused(FailureStatus::Other, format!("{moving} transfers to {peer} are in flight")));
+        }
+        peers.remove(peer);
+        self.agent.invalidate_remote_md(peer).map_err(during("forget the peer"))
+    }
+
     fn create_request(&self, write: &Write<'_>) -> std::result::Result<XferRequest, Failure> {
         let mut local = XferDescList::new(mem_type(write.source_kind)).map_err(during("create a descriptor list"))?;
         let mut remote =

@@ -134,6 +134,11 @@ pub trait Agent: Send + Sync {
     /// Forgets a peer and closes the connection to it. Refused while transfers to it are in flight: closing does not
     /// stop them, so they have to settle first (or the agent has to go).
     fn forget(&self, peer: &str) -> Result<(), Failure>;
+    /// A peer that has left in good order, with nothing in flight: its connection is kept for its return, since UCX
+    /// never frees one that both sides have closed so. The kept ones are bounded; the oldest is forgotten.
+    fn rest(&self, peer: &str);
+    /// Whether the peer's connection is such a kept one.
+    fn is_resting(&self, peer: &str) -> bool;
     /// Sends a control message.
     fn notify(&self, peer: &str, message: &[u8]) -> Result<(), Failure>;
     /// Drives progress and hands every message that has come to `sink` as (agent name, bytes).

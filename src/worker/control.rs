@@ -131,9 +131,7 @@ impl Control {
         let closed = self.close_connections();
         let mut tables = self.shared.tables();
         let before = tables.num_changes;
-        for (link, cause) in &closed {
-            tables.connection_closed(link.peer, cause, now);
-        }
+        tables.closed(&closed, now);
         tables.tick(now, gap);
         self.shared.finish(tables, before);
     }
@@ -141,9 +139,11 @@ impl Control {
     /// Closes the connections that wait for it. Forgetting an agent under a posted transfer would free what the
     /// transfer still uses, so that waits.
     fn close_connections(&self) -> Vec<(Arc<Link>, Error)> {
-        let ready = self.shared.tables().take_closing();
-        for (link, _) in &ready {
-            if let Err(failure) = self.shared.agent.forget(&link.agent) {
+        let ready = self.shared.tables().ready_to_close();
+        for (link, cause) in &ready {
+            if cause.code == NIXL_ERR_PEER_DISCONNECTED {
+                self.shared.agent.rest(&link.agent);
+            } else if let Err(failure) = self.shared.agent.forget(&link.agent) {
                 log::debug!("closing the connection to {}: {failure}", link.agent);
             }
         }

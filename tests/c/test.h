@@ -2,6 +2,7 @@
 #ifndef TEST_H
 #define TEST_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <nixlkv.h>
@@ -230,6 +231,43 @@ static inline void shuffle(int32_t *list, int32_t n, uint64_t seed) {
         list[i] = list[j];
         list[j] = t;
     }
+}
+
+/* ---- what a process holds ---- */
+
+typedef struct usage {
+    int64_t fds, threads, rss_kib;
+} usage_t;
+
+static inline usage_t usage_of(pid_t pid) {
+    char path[64], line[256];
+    usage_t usage = {0};
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *fds = opendir(path);
+    CHECK(fds != NULL);
+    while (readdir(fds) != NULL) usage.fds++;
+    closedir(fds);
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *status = fopen(path, "r");
+    CHECK(status != NULL);
+    while (fgets(line, sizeof line, status) != NULL) {
+        long long value;
+        if (sscanf(line, "Threads: %lld", &value) == 1) usage.threads = value;
+        if (sscanf(line, "VmRSS: %lld", &value) == 1) usage.rss_kib = value;
+    }
+    fclose(status);
+    CHECK(usage.fds > 0 && usage.threads > 0 && usage.rss_kib > 0);
+    return usage;
+}
+
+/* A count from the environment, for longer runs than the default. */
+static inline uint64_t count_from(const char *name, uint64_t otherwise) {
+    const char *given = getenv(name);
+    if (given == NULL) return otherwise;
+    char *end;
+    const uint64_t value = strtoull(given, &end, 10);
+    if (end == given || *end != '\0') FAIL("%s=%s is not a count", name, given);
+    return value;
 }
 
 /* ---- two processes ---- */

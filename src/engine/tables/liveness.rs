@@ -229,18 +229,23 @@ impl Tables {
         self.failure_lines.tick(now);
     }
 
-    /// Takes the connections that can be closed now: nothing is in flight on them, and no message, such as a goodbye,
-    /// is on its way out.
-    pub fn take_closing(&mut self) -> Vec<(Arc<Link>, Error)> {
+    /// The connections that can be closed now: nothing is in flight on them, and no message, such as a goodbye, is on
+    /// its way out. They stay in the list until [`Tables::closed`], so that no connect comes in between.
+    pub fn ready_to_close(&self) -> Vec<(Arc<Link>, Error)> {
         if self.closing.is_empty() {
             return Vec::new();
         }
-        let pending: Vec<PeerId> = self.outbox.iter().map(|outgoing| outgoing.link.peer).collect();
-        let (ready, wait) = std::mem::take(&mut self.closing)
-            .into_iter()
-            .partition(|(link, _)| link.in_flight.load(Ordering::Acquire) == 0 && !pending.contains(&link.peer));
-        self.closing = wait;
-        ready
+        let pending: HashSet<PeerId> = self.outbox.iter().map(|outgoing| outgoing.link.peer).collect();
+        let ready = |link: &Link| link.in_flight.load(Ordering::Acquire) == 0 && !pending.contains(&link.peer);
+        self.closing.iter().filter(|(link, _)| ready(link)).cloned().collect()
+    }
+
+    /// These connections have been closed: the peers can write no more.
+    pub fn closed(&mut self, closed: &[(Arc<Link>, Error)], now: Millis) {
+        self.closing.retain(|(link, _)| !closed.iter().any(|(done, _)| done.peer == link.peer));
+        for (link, cause) in closed {
+            self.connection_closed(link.peer, cause, now);
+        }
     }
 }
 
