@@ -1,6 +1,6 @@
 //! The peers of an engine: who is connected, what maps onto what, and how long ago each was heard.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -54,25 +54,28 @@ pub enum Standing {
     Closed,
 }
 
+/// Attempts to connect a lost peer again.
+#[derive(Debug, Clone, Copy)]
+pub struct Retry {
+    /// When the next is due; while one is under way: when it is given up.
+    pub due: Millis,
+    /// How long to wait after it.
+    pub wait: Millis,
+}
+
 /// A connected peer.
 #[derive(Debug)]
 pub struct Peer {
     /// What the transfer threads share.
     pub link: Arc<Link>,
-    /// The engine's name.
-    pub name: String,
-    /// This life of the engine.
-    pub instance: [u8; 16],
-    /// The revision of its region table that we hold.
-    pub revision: u64,
+    /// What we know of it: who it is, its regions.
+    pub card: Arc<Card>,
     /// The revision of our own table that the mappings were made with.
     pub mapped_revision: u64,
     /// The revision of its table that it announced last.
     pub announced: u64,
     /// The revision of our table that it holds.
     pub known_revision: u64,
-    /// Its regions.
-    pub table: Arc<RegionTable>,
     /// From our regions to its regions, when we may send to it.
     pub to_peer: Option<Arc<Mapping>>,
     /// From its regions to ours, when it may send to us.
@@ -89,8 +92,13 @@ pub struct Peer {
     pub replaced: Option<Error>,
     /// Our number of the connection.
     pub connection: u64,
-    /// Its number of the connection, from its hello; 0 before.
+    /// The highest number of its connection that we have heard of; 0: none.
+    pub heard_connection: u64,
+    /// Its number of the connection, once it has said hello to ours; 0 before. The two belong together: when one side
+    /// connects anew the other has to, too.
     pub their_connection: u64,
+    /// After a loss: when the next attempt to connect it is due, and how long after that the one after it.
+    pub retry: Option<Retry>,
     /// Its lives of rooms that are over for us.
     pub ended: Ended,
     /// Messages to it that wait to be sent.
@@ -118,7 +126,7 @@ const SUSPECT_SLACK: Millis = 100;
 /// All peers.
 #[derive(Debug, Default)]
 pub struct Peers {
-    by_id: HashMap<PeerId, Peer>,
+    by_id: BTreeMap<PeerId, Peer>,
     by_agent: HashMap<String, PeerId>,
     next_id: PeerId,
 }
@@ -144,14 +152,15 @@ impl Peers {
 
     /// The peer with this name and another instance.
     pub fn earlier_instance(&self, card: &Card) -> Option<PeerId> {
-        let earlier =
-            |peer: &&Peer| peer.name == card.name && peer.instance != card.instance && peer.replaced.is_none();
+        let earlier = |peer: &&Peer| {
+            peer.card.name == card.name && peer.card.instance != card.instance && peer.replaced.is_none()
+        };
         self.by_id.values().find(earlier).map(|peer| peer.link.peer)
     }
 
     /// The peer of exactly this instance.
     pub fn same_instance(&self, card: &Card) -> Option<PeerId> {
-        self.by_id.values().find(|peer| peer.instance == card.instance).map(|peer| peer.link.peer)
+        self.by_id.values().find(|peer| peer.card.instance == card.instance).map(|peer| peer.link.peer)
     }
 
     /// The peer that calls may name: not one that has been replaced.

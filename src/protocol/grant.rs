@@ -105,18 +105,18 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes of a grant in every fragment but the last, which may be shorter. Beside them stand at most 43: the frame's
-/// header (8), the kind (1), room, generation and revision (10 each), two fragment numbers (5 each, of which a grant's
-/// bounds leave 4), the payload's length (2).
-const FRAGMENT: usize = MAX_MESSAGE_BYTES - 56;
+/// Bytes of a grant in every fragment but the last, which may be shorter. Beside them stand at most 61: the frame's
+/// header (8), the kind (1), room, generation, revision and connection (10 each), two fragment numbers (5 each), the
+/// payload's length (2).
+const FRAGMENT: usize = MAX_MESSAGE_BYTES - 61;
 /// Most indices in one grant, whatever the receiver's region table claims: they bound what a peer can make us allocate.
 pub const MAX_GRANT_INDICES: u64 = 1 << 24;
 /// An index takes at most 6 bytes: 5 for where its run starts, 1 for how long it is. 4 KiB are left for the rest.
 const MAX_INDEX_BYTES: u64 = 6;
 const MAX_OTHER_BYTES: u64 = 4096;
 
-/// Cuts a grant into messages.
-pub fn split_grant(room: u64, generation: u64, revision: u64, body: &GrantBody) -> Vec<Message> {
+/// Cuts a grant into messages, for the receiver's region table and connection of these numbers.
+pub fn split_grant(room: u64, generation: u64, (revision, connection): (u64, u64), body: &GrantBody) -> Vec<Message> {
     let coded = Coded {
         num_receivers: body.num_receivers,
         aux: body.aux,
@@ -134,6 +134,7 @@ pub fn split_grant(room: u64, generation: u64, revision: u64, body: &GrantBody) 
             room,
             generation,
             revision,
+            connection,
             fragment,
             num_fragments,
             payload: payload.to_vec(),

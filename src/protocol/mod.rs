@@ -35,24 +35,30 @@ pub struct Last {
     pub num_state_groups: u32,
 }
 
+/// How an engine stands to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// Revision of the sender's region table.
+    pub revision: u64,
+    /// Revision of the addressee's table that the sender holds.
+    pub known_revision: u64,
+    /// Which life of the addressee is meant.
+    pub known_instance: [u8; 16],
+    /// The sender's number of this connection: a higher one whenever it connects anew.
+    pub connection: u64,
+    /// The addressee's number of its connection, as far as the sender has heard; 0: it has not heard of it yet.
+    pub known_connection: u64,
+    /// Please answer with a hello.
+    pub reply: bool,
+    /// No life of a room with a lower generation is open at the sender: a grant of one comes too late.
+    pub oldest_generation: u64,
+}
+
 /// A control message between two engines.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// I have connected you.
-    Hello {
-        /// Revision of the sender's region table.
-        revision: u64,
-        /// Revision of the addressee's table that the sender holds.
-        known_revision: u64,
-        /// Which life of the addressee is meant.
-        known_instance: [u8; 16],
-        /// The sender's number of this connection: another one after it has disconnected.
-        connection: u64,
-        /// Please answer with a hello.
-        reply: bool,
-        /// No life of a room with a lower generation is open at the sender: a grant of one comes too late.
-        oldest_generation: u64,
-    },
+    /// I have connected you; and then, as long as I am here, the heartbeat.
+    Hello(Hello),
     /// I am going; nothing of mine is in flight.
     Goodbye {
         /// Which connection ends, by the number that the hello gave.
@@ -76,6 +82,8 @@ pub enum Message {
         generation: u64,
         /// Revision of the receiver's region table that the indices refer to.
         revision: u64,
+        /// The receiver's number of the connection, as its hello gave it.
+        connection: u64,
         /// Which piece.
         fragment: u32,
         /// Of how many.

@@ -46,29 +46,32 @@ fn landed_chunk() -> impl Strategy<Value = LandedChunk> {
 
 fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
     prop_oneof![
-        (number(), number(), any::<[u8; 16]>(), number(), any::<bool>(), number()).prop_map(
-            |(revision, known_revision, known_instance, connection, reply, oldest_generation)| Message::Hello {
-                revision,
-                known_revision,
-                known_instance,
-                connection,
-                reply,
-                oldest_generation
+        (number(), number(), any::<[u8; 16]>(), number(), number(), any::<bool>(), number()).prop_map(
+            |(revision, known_revision, known_instance, connection, known_connection, reply, oldest_generation)| {
+                Message::Hello(Hello {
+                    revision,
+                    known_revision,
+                    known_instance,
+                    connection,
+                    known_connection,
+                    reply,
+                    oldest_generation,
+                })
             }
         ),
         number().prop_map(|connection| Message::Goodbye { connection }),
         number().prop_map(|sequence| Message::Ping { sequence }),
         number().prop_map(|sequence| Message::Pong { sequence }),
-        (number(), number(), number(), small(), small(), prop::collection::vec(any::<u8>(), 0..145)).prop_map(
-            |(room, generation, revision, fragment, num_fragments, payload)| Message::Grant {
+        (number(), number(), (number(), number()), small(), small(), prop::collection::vec(any::<u8>(), 0..140))
+            .prop_map(|(room, generation, (revision, connection), fragment, num_fragments, payload)| Message::Grant {
                 room,
                 generation,
                 revision,
+                connection,
                 fragment,
                 num_fragments,
                 payload
-            }
-        ),
+            }),
         (number(), number(), small(), small(), landed_chunk()).prop_map(
             |(room, generation, slice, num_slices, chunk)| Message::Landed {
                 room,
@@ -115,14 +118,15 @@ fn longest(text: &str) -> Vec<Message> {
         last: Some(Last { num_chunks: u32::MAX, has_aux: true, num_state_groups: u32::MAX }),
     };
     vec![
-        Message::Hello {
+        Message::Hello(Hello {
             revision: u64::MAX,
             known_revision: u64::MAX,
             known_instance: [255; 16],
             connection: u64::MAX,
+            known_connection: u64::MAX,
             reply: true,
             oldest_generation: u64::MAX,
-        },
+        }),
         Message::Goodbye { connection: u64::MAX },
         Message::Ping { sequence: u64::MAX },
         Message::Pong { sequence: u64::MAX },
@@ -130,9 +134,10 @@ fn longest(text: &str) -> Vec<Message> {
             room,
             generation,
             revision: u64::MAX,
+            connection: u64::MAX,
             fragment: u32::MAX,
             num_fragments: u32::MAX,
-            payload: vec![255; 144],
+            payload: vec![255; 139],
         },
         Message::Landed { room, generation, slice: u32::MAX, num_slices: u32::MAX, chunk },
         Message::Ask { room, generation, num_chunks: u32::MAX },
@@ -253,15 +258,16 @@ fn d6_the_bytes_of_this_version_stand_still() {
     };
     let bodies: [(Message, &[u8]); 14] = [
         (
-            Message::Hello {
+            Message::Hello(Hello {
                 revision: 1,
                 known_revision: 300,
                 known_instance: [7; 16],
                 connection: 5,
+                known_connection: 8,
                 reply: true,
                 oldest_generation: 6,
-            },
-            &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 1, 6],
+            }),
+            &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 8, 1, 6],
         ),
         (Message::Goodbye { connection: 6 }, &[1, 6]),
         (Message::Ping { sequence: 128 }, &[2, 0x80, 1]),
@@ -271,11 +277,12 @@ fn d6_the_bytes_of_this_version_stand_still() {
                 room: 1,
                 generation: 2,
                 revision: 3,
+                connection: 7,
                 fragment: 4,
                 num_fragments: 5,
                 payload: vec![6, 0xff],
             },
-            &[4, 1, 2, 3, 4, 5, 2, 6, 0xff],
+            &[4, 1, 2, 3, 7, 4, 5, 2, 6, 0xff],
         ),
         (
             Message::Landed { room: 1, generation: 2, slice: 4, num_slices: 5, chunk },
@@ -303,7 +310,7 @@ fn d6_the_bytes_of_this_version_stand_still() {
         states: vec![(4, vec![0])],
         num_receivers: 1,
     };
-    let messages = split_grant(1, 2, 3, &body);
+    let messages = split_grant(1, 2, (3, 4), &body);
     let [Message::Grant { payload, .. }] = &messages[..] else { panic!("{messages:?}") };
     // Receivers, aux, owner; runs (5, 3), (3 - 8, 1), (9 - 4, 1); group 4 with the run (0, 1).
     assert_eq!(payload[..], [1, 1, 4, 1, 3, 10, 3, 9, 1, 10, 1, 1, 4, 1, 0, 1]);
@@ -384,7 +391,7 @@ fn assemble(coded: &Coded, max_items: u64) -> Result<Option<GrantBody>, DecodeEr
 /// Bytes in every fragment but the last.
 fn fragment_len() -> usize {
     let body = GrantBody { pages: (0..200).map(|i| i * 2).collect(), num_receivers: 1, ..Default::default() };
-    match &split_grant(1, 2, 3, &body)[0] {
+    match &split_grant(1, 2, (3, 4), &body)[0] {
         Message::Grant { payload, .. } => payload.len(),
         other => panic!("{other:?}"),
     }
@@ -392,7 +399,7 @@ fn fragment_len() -> usize {
 
 /// What [`split_grant`] gives, as fragments.
 fn fragments(body: &GrantBody) -> Vec<(u32, u32, Vec<u8>)> {
-    let messages = split_grant(u64::MAX, u64::MAX, u64::MAX, body);
+    let messages = split_grant(u64::MAX, u64::MAX, (u64::MAX, u64::MAX), body);
     messages
         .into_iter()
         .map(|message| match message {
@@ -400,6 +407,7 @@ fn fragments(body: &GrantBody) -> Vec<(u32, u32, Vec<u8>)> {
                 room: u64::MAX,
                 generation: u64::MAX,
                 revision: u64::MAX,
+                connection: u64::MAX,
                 fragment,
                 num_fragments,
                 payload,
@@ -452,7 +460,7 @@ proptest! {
         let mut seen = std::collections::HashSet::new();
         for (fragment, num_fragments, payload) in &pieces {
             let message = Message::Grant {
-                room: u64::MAX, generation: u64::MAX, revision: u64::MAX,
+                room: u64::MAX, generation: u64::MAX, revision: u64::MAX, connection: u64::MAX,
                 fragment: *fragment, num_fragments: *num_fragments, payload: payload.clone(),
             };
             prop_assert_eq!(decode(&encode(&message)), Ok(message));
@@ -524,7 +532,7 @@ fn d11_a_grant_of_a_million_pages_goes_in_small_messages() {
         let mut assembly = GrantAssembly::default();
         let mut back = None;
         let mut num_bytes = 0;
-        for message in split_grant(u64::MAX, u64::MAX, u64::MAX, &body) {
+        for message in split_grant(u64::MAX, u64::MAX, (u64::MAX, u64::MAX), &body) {
             let frame = encode(&message);
             assert!(frame.len() <= MAX_MESSAGE_BYTES);
             num_bytes += frame.len() as u64;
@@ -581,7 +589,7 @@ fn d4_a_grant_allocates_no_more_than_its_budget() {
     assert!(assemble(&shared, 1001).unwrap().is_some());
     // Fragments of nothing, and numbers of fragments that no grant within the budget has.
     for num_fragments in [0, 100, 1 << 18, 1 << 31, u32::MAX] {
-        for payload in [&[][..], &[1; 144], &[1; 145]] {
+        for payload in [&[][..], &[1; 139], &[1; 140]] {
             assert!(GrantAssembly::default().add(0, num_fragments, payload, 1000).is_err(), "{num_fragments}");
         }
     }

@@ -120,7 +120,7 @@ impl World {
             match action {
                 Action::Tell(peer, message) => self.send_to_sender(peer as usize, receiver, message),
                 Action::Grant { peer, room, generation, body } => {
-                    for message in crate::protocol::split_grant(room, generation, 1, &body) {
+                    for message in crate::protocol::split_grant(room, generation, (1, 1), &body) {
                         self.send_to_sender(peer as usize, receiver, message);
                     }
                 }
@@ -775,9 +775,10 @@ fn d7_hostile_messages_never_panic() {
                     room,
                     generation,
                     revision: 1,
+                    connection: 1,
                     fragment: dice.roll(2) as u32,
                     num_fragments: dice.roll(3) as u32,
-                    payload: (0..dice.roll(146)).map(|_| dice.roll(5) as u8).collect(),
+                    payload: (0..dice.roll(140)).map(|_| dice.roll(5) as u8).collect(),
                 },
                 1 => Message::Landed {
                     room,

@@ -134,6 +134,7 @@ impl Control {
         tables.closed(&closed, now);
         tables.tick(now, gap);
         self.shared.finish(tables, before);
+        self.shared.retry_lost();
     }
 
     /// Closes the connections that wait for it. Forgetting an agent under a posted transfer would free what the

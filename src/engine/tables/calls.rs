@@ -282,21 +282,21 @@ fn expect(tables: &Tables, published: &Published, request: &RecvRequest) -> Resu
         }
         let peer = tables.peers.current(id)?;
         if let Some(cause) = &peer.closed_because {
-            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is lost: {cause}", peer.name);
+            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is lost: {cause}", peer.card.name);
         }
         if peer.standing == Standing::Silent {
-            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is silent", peer.name);
+            fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is silent", peer.card.name);
         }
         let stale = peer.stale().or_else(|| {
             (peer.mapped_revision != published.revision
                 || (peer.standing != Standing::Connecting && peer.known_revision != published.revision))
-                .then(|| format!("peer {} was connected before our regions changed", peer.name))
+                .then(|| format!("peer {} was connected before our regions changed", peer.card.name))
         });
         if let Some(stale) = stale {
             fail!(NIXL_ERR_PEER_STALE, "room {room}: {stale}");
         }
         if peer.from_peer.is_none() {
-            fail!(NIXL_ERR_ROLE, "room {room}: peer {} does not send: its role is decode", peer.name);
+            fail!(NIXL_ERR_ROLE, "room {room}: peer {} does not send: its role is decode", peer.card.name);
         }
         senders.push(peer);
     }
@@ -337,12 +337,21 @@ fn check_coverage(published: &Published, request: &RecvRequest, senders: &[&Peer
         let Some(mapping) = &peer.from_peer else { continue };
         let states = mapping.state.values().flat_map(|pairs| pairs.iter());
         for pair in mapping.kv.iter().chain(states) {
-            if let Some(other) = supplied.insert(pair.key, &peer.name) {
-                fail!(NIXL_ERR_LAYERS_OVERLAP, "room {room}: peers {other} and {} both send {}", peer.name, pair.key);
+            if let Some(other) = supplied.insert(pair.key, &peer.card.name) {
+                fail!(
+                    NIXL_ERR_LAYERS_OVERLAP,
+                    "room {room}: peers {other} and {} both send {}",
+                    peer.card.name,
+                    pair.key
+                );
             }
         }
         if peer.link.peer == owner && request.aux.is_some() && mapping.aux.is_empty() {
-            fail!(NIXL_ERR_AUX_UNEXPECTED, "room {room}: peer {} owns the aux slot and has no aux regions", peer.name);
+            fail!(
+                NIXL_ERR_AUX_UNEXPECTED,
+                "room {room}: peer {} owns the aux slot and has no aux regions",
+                peer.card.name
+            );
         }
     }
     for region in published.table.regions().iter().filter(|region| !region.local) {

@@ -39,6 +39,11 @@ impl InUse {
         Ok(())
     }
 
+    /// Whether nothing is claimed.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.aux.is_empty() && self.states.is_empty()
+    }
+
     /// Gives back what [`InUse::claim`] took.
     pub fn give_back(&mut self, grant: &GrantBody) {
         for page in &grant.pages {

@@ -39,13 +39,7 @@ impl Tables {
 
     fn handle(&mut self, peer: PeerId, message: Message, now: Millis) {
         match message {
-            Message::Hello { revision, known_revision, known_instance, connection, reply, oldest_generation } => {
-                if known_instance != self.identity.instance {
-                    count(&self.counters.messages_stale);
-                    return;
-                }
-                self.greeted(peer, (revision, known_revision), connection, oldest_generation, reply, now);
-            }
+            Message::Hello(hello) => self.greeted(peer, hello, now),
             Message::Goodbye { connection } => {
                 let Ok(entry) = self.peers.get(peer) else { return };
                 if entry.their_connection != connection {
@@ -54,19 +48,22 @@ impl Tables {
                     return;
                 }
                 // It drained before it said so.
-                let cause = format!("peer {} said goodbye", entry.name);
+                let cause = format!("peer {} said goodbye", entry.card.name);
                 let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, cause);
                 self.connection_closed(peer, &cause, now);
                 self.broke(peer, cause, now);
             }
             Message::Ping { sequence } => self.tell(peer, Message::Pong { sequence }),
             Message::Pong { .. } => {}
-            Message::Grant { room, generation, revision, fragment, num_fragments, payload } => {
-                if self.is_over(peer, generation) {
+            Message::Grant { room, generation, revision, connection, fragment, num_fragments, payload } => {
+                // Of an earlier connection; or it overtook the hello, which says what it is worth. If the receiver still
+                // waits it will ask, and send it again.
+                let current = self.peers.get(peer).is_ok_and(|peer| peer.their_connection == connection);
+                if !current || self.is_over(peer, generation) {
                     count(&self.counters.messages_stale);
                     return;
                 }
-                let limit = self.peers.get(peer).map_or(0, |peer| peer.table.num_indices());
+                let limit = self.peers.get(peer).map_or(0, |peer| peer.card.regions.num_indices());
                 let fragment = (fragment, num_fragments, payload.as_slice());
                 if let Some(body) = self.assemble(peer, room, generation, fragment, limit, now) {
                     self.granted(peer, room, generation, revision, body, now);
@@ -329,11 +326,6 @@ impl Tables {
 
     /// A receiver's grant has come whole: to the room, or parked until its first chunk.
     fn granted(&mut self, peer: PeerId, room: u64, generation: u64, revision: u64, body: GrantBody, now: Millis) {
-        if self.peers.get(peer).is_ok_and(|entry| entry.their_connection == 0) {
-            // It overtook the hello, which says what it is worth. The receiver will ask, and send it again.
-            count(&self.counters.messages_stale);
-            return;
-        }
         if let Err(cause) = self.check_grant(peer, room, revision, &body) {
             return self.refuse(peer, room, generation, cause);
         }
@@ -380,11 +372,11 @@ impl Tables {
         if entry.to_peer.is_none() {
             fail!(NIXL_ERR_ROLE, "room {room}: engine {name} does not send to decode engines");
         }
-        if entry.revision != revision {
+        if entry.card.revision != revision {
             fail!(
                 NIXL_ERR_PEER_STALE,
                 "room {room}: {name} holds revision {} of the receiver's regions, the grant is for {revision}",
-                entry.revision
+                entry.card.revision
             );
         }
         if self.shut_down {
@@ -404,7 +396,7 @@ impl Tables {
                 self.revision
             );
         }
-        check_indices(room, body, &entry.table)
+        check_indices(room, body, &entry.card.regions)
     }
 }
 

@@ -1,31 +1,63 @@
 //! The peers' coming and going, and the time limits.
 
+use super::super::peers::Retry;
 use super::super::peers::{Mappings, Standing};
 use super::*;
 use crate::protocol::Card;
 
+/// How long after a loss the peer is connected again; then ever longer.
+const FIRST_RETRY: Millis = 100;
+/// The longest wait between two attempts.
+const LAST_RETRY: Millis = 3000;
+/// How long such an attempt waits for the peer's answer.
+const RETRY_LIMIT: Millis = 3000;
+
 impl Tables {
-    /// A peer's card has been taken in. `known` is the entry of the same instance.
-    pub fn connected(
-        &mut self,
-        card: Card,
-        known: Option<PeerId>,
-        mappings: Mappings,
-        mapped_revision: u64,
-        now: Millis,
-    ) -> PeerId {
+    /// Whether a peer's card can be taken in now. `Some`: it is connected just so already.
+    pub fn admit(&self, card: &Card, mapped_revision: u64) -> Result<Option<PeerId>> {
+        let name = &card.name;
+        if let Some(peer) = self.peers.same_instance(card).and_then(|id| self.peers.get(id).ok()) {
+            if peer.standing != Standing::Closed
+                && peer.replaced.is_none()
+                && (peer.card.revision, peer.mapped_revision) == (card.revision, mapped_revision)
+            {
+                return Ok(Some(peer.link.peer));
+            }
+            if peer.card.revision > card.revision {
+                fail!(
+                    NIXL_ERR_PEER_STALE,
+                    "the blob of {name} has revision {}, revision {} is connected already",
+                    card.revision,
+                    peer.card.revision
+                );
+            }
+            if peer.replaced.is_some() {
+                fail!(NIXL_ERR_PEER_BUSY, "a newer instance of {name} is connected, and this one has rooms to drain");
+            }
+        }
+        if self.closing.iter().any(|(link, _)| link.agent == card.agent) {
+            fail!(NIXL_ERR_PEER_BUSY, "the earlier connection to {name} is still closing");
+        }
+        Ok(None)
+    }
+
+    /// A peer's card has been taken in: it is a peer from now on, or is one again, and is greeted. An earlier instance
+    /// with its name is replaced.
+    pub fn connected(&mut self, card: Card, mappings: Mappings, mapped_revision: u64, now: Millis) -> PeerId {
+        let known = self.peers.same_instance(&card);
+        if let Some(earlier) = self.peers.earlier_instance(&card) {
+            let text = format!("peer {} has restarted: a new instance has connected", card.name);
+            self.replaced(earlier, Error::new(NIXL_ERR_PEER_RESTARTED, text), now);
+        }
         let id = known.unwrap_or_else(|| self.peers.reserve_id());
         let new_connection = self.peers.reserve_id();
         let old = known.and_then(|id| self.peers.get(id).ok());
         let kept = old.filter(|peer| peer.standing != Standing::Closed);
         let peer = Peer {
             link: kept.map_or_else(|| Link::new(id, card.agent.clone()), |peer| peer.link.clone()),
-            instance: card.instance,
-            revision: card.revision,
             mapped_revision,
             announced: kept.map_or(card.revision, |peer| peer.announced.max(card.revision)),
             known_revision: kept.map_or(0, |peer| peer.known_revision),
-            table: Arc::new(card.regions),
             to_peer: mappings.to_peer,
             from_peer: mappings.from_peer,
             standing: kept.map_or(Standing::Connecting, |peer| peer.standing),
@@ -34,18 +66,35 @@ impl Tables {
             closed_because: None,
             replaced: None,
             connection: kept.map_or(new_connection, |peer| peer.connection),
+            heard_connection: old.map_or(0, |peer| peer.heard_connection),
             their_connection: kept.map_or(0, |peer| peer.their_connection),
+            // As long as it does not answer this is an attempt, and is given up in time.
+            retry: old.and_then(|peer| peer.retry).map(|retry| Retry { due: now.saturating_add(RETRY_LIMIT), ..retry }),
             ended: old.map_or_else(Ended::default, |peer| peer.ended.clone()),
             num_outgoing: old.map_or(0, |peer| peer.num_outgoing),
-            name: card.name,
+            card: Arc::new(card),
         };
         self.peers.insert(peer);
         self.greet(id, true);
         id
     }
 
+    /// Takes leave of a peer with which nothing is under way.
+    pub fn disconnect(&mut self, peer: PeerId, now: Millis) -> Result<()> {
+        let entry = self.peers.current(peer)?;
+        let (name, connection) = (entry.card.name.clone(), entry.connection);
+        let busy = self.rooms.values().filter(|entry| entry.room.concerns(peer) && !entry.room.quiesced()).count();
+        if busy > 0 {
+            fail!(NIXL_ERR_PEER_BUSY, "{busy} rooms with peer {name} are not quiesced: abort them first");
+        }
+        self.tell(peer, Message::Goodbye { connection });
+        let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} was disconnected"));
+        self.part(peer, cause, now);
+        Ok(())
+    }
+
     /// Takes a peer out: its rooms fail, and its connection is closed once nothing is in flight on it.
-    pub fn part(&mut self, peer: PeerId, cause: Error, now: Millis) {
+    fn part(&mut self, peer: PeerId, cause: Error, now: Millis) {
         self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
         if let Some(removed) = self.peers.remove(peer) {
             self.forget_parked(peer);
@@ -59,7 +108,7 @@ impl Tables {
 
     /// A new instance has taken a peer's name: the old one's rooms fail. Forgetting it would not stop it from writing,
     /// should it still live, so it stays until its rooms have drained or its connection breaks.
-    pub fn replaced(&mut self, peer: PeerId, cause: Error, now: Millis) {
+    fn replaced(&mut self, peer: PeerId, cause: Error, now: Millis) {
         self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
         self.forget_parked(peer);
         if let Some(entry) = self.peers.get_mut(peer) {
@@ -69,7 +118,7 @@ impl Tables {
     }
 
     /// Takes replaced peers out with which no room can move anything any more.
-    pub fn retire(&mut self, now: Millis) {
+    fn retire(&mut self, now: Millis) {
         let replaced: Vec<(PeerId, Error)> =
             self.peers.iter().filter_map(|peer| Some((peer.link.peer, peer.replaced.clone()?))).collect();
         for (peer, cause) in replaced {
@@ -86,11 +135,16 @@ impl Tables {
             return;
         }
         if cause.code == NIXL_ERR_PEER_DISCONNECTED {
-            log::info!("peer {} has left: {cause}", entry.name);
-        } else {
-            log::warn!("peer {} is lost: {cause}", entry.name);
+            log::info!("peer {} has left: {cause}", entry.card.name);
+        } else if entry.retry.is_none() {
+            log::warn!("peer {} is lost: {cause}", entry.card.name);
         }
         entry.standing = Standing::Closed;
+        // One that has left comes back by itself, if at all.
+        if cause.code != NIXL_ERR_PEER_DISCONNECTED {
+            let wait = entry.retry.map_or(FIRST_RETRY, |retry| retry.wait);
+            entry.retry = Some(Retry { due: now.saturating_add(wait), wait: wait.saturating_mul(2).min(LAST_RETRY) });
+        }
         entry.closed_because = Some(cause.clone());
         entry.link.closed.store(true, Ordering::Release);
         let link = entry.link.clone();
@@ -105,19 +159,19 @@ impl Tables {
     }
 
     /// A peer has been silent for longer than the liveness limit. Its connection stays: it may come back and drain.
-    pub fn went_silent(&mut self, peer: PeerId, cause: Error, now: Millis) {
+    fn went_silent(&mut self, peer: PeerId, cause: Error, now: Millis) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
-        log::warn!("peer {} is silent: {cause}", entry.name);
+        log::warn!("peer {} is silent: {cause}", entry.card.name);
         entry.standing = Standing::Silent;
         self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
     }
 
     /// Something came from a peer.
-    pub fn heard(&mut self, peer: PeerId, now: Millis) {
+    pub(super) fn heard(&mut self, peer: PeerId, now: Millis) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         entry.last_heard = now;
         if entry.standing == Standing::Silent {
-            log::info!("peer {} is back", entry.name);
+            log::info!("peer {} is back", entry.card.name);
             entry.standing = Standing::Ready;
             self.with_rooms(
                 now,
@@ -132,40 +186,41 @@ impl Tables {
     }
 
     /// A peer said hello.
-    pub fn greeted(
-        &mut self,
-        peer: PeerId,
-        (revision, known_revision): (u64, u64),
-        connection: u64,
-        oldest_generation: u64,
-        reply: bool,
-        now: Millis,
-    ) {
+    pub(super) fn greeted(&mut self, peer: PeerId, hello: Hello, now: Millis) {
         let our_revision = self.revision;
         let Some(entry) = self.peers.get_mut(peer) else { return };
-        if connection < entry.their_connection {
-            // Of a connection before the last.
+        if hello.known_instance != self.identity.instance || hello.connection < entry.heard_connection {
+            // Meant for an earlier life of ours, or of an earlier connection of its.
             count(&self.counters.messages_stale);
             return;
         }
-        let before = (entry.announced, entry.known_revision, entry.standing, entry.their_connection);
-        if connection > entry.their_connection {
-            (entry.announced, entry.known_revision) = (revision.max(entry.revision), known_revision);
-        } else {
-            // Hellos may overtake each other, and revisions only grow.
-            entry.announced = entry.announced.max(revision);
-            entry.known_revision = entry.known_revision.max(known_revision);
+        entry.heard_connection = hello.connection;
+        if entry.their_connection != 0 && entry.their_connection != hello.connection {
+            // It has connected anew, and so has given up whatever it had under way with us, and drained it.
+            let text = format!("peer {} has connected anew", entry.card.name);
+            let cause = Error::new(NIXL_ERR_PEER_LOST, text);
+            self.connection_closed(peer, &cause, now);
+            return self.broke(peer, cause, now);
         }
-        entry.their_connection = connection;
-        entry.ended.raise(oldest_generation);
+        if hello.known_connection != entry.connection {
+            // It has not heard of our connection yet. Until it has, nothing that it says can be meant for it.
+            return self.greet(peer, true);
+        }
+        let before = (entry.announced, entry.known_revision, entry.their_connection);
+        // Hellos may overtake each other, and revisions only grow.
+        entry.announced = entry.announced.max(hello.revision);
+        entry.known_revision = entry.known_revision.max(hello.known_revision);
+        entry.their_connection = hello.connection;
+        entry.ended.raise(hello.oldest_generation);
+        entry.retry = None;
         if entry.standing == Standing::Connecting {
             entry.standing = Standing::Ready;
         }
-        let changed = before != (entry.announced, entry.known_revision, entry.standing, entry.their_connection);
+        let changed = before != (entry.announced, entry.known_revision, entry.their_connection);
         // Both sides hold the other's regions as they are now. Otherwise a hello of after the next exchange will say so,
         // and rooms that wait for this peer wait for that one.
         let current = entry.known_revision == our_revision && entry.stale().is_none();
-        if reply {
+        if hello.reply {
             self.greet(peer, false);
         }
         if !changed || !current {
@@ -203,9 +258,13 @@ impl Tables {
             if peer.standing == Standing::Closed {
                 continue;
             }
+            if peer.standing == Standing::Connecting && peer.retry.is_some_and(|retry| retry.due <= now) {
+                silent.push((peer.link.peer, Error::new(NIXL_ERR_PEER_LOST, "it does not answer")));
+                continue;
+            }
             let quiet = now.saturating_sub(peer.last_heard);
             if peer.standing == Standing::Ready && quiet >= liveness_limit {
-                let text = format!("peer {} has been silent for {quiet} ms", peer.name);
+                let text = format!("peer {} has been silent for {quiet} ms", peer.card.name);
                 silent.push((peer.link.peer, Error::new(NIXL_ERR_PEER_LOST, text)));
             }
             // The heartbeat is a hello: it also makes up for one that was lost. And it is a probe: a peer that has died
@@ -221,7 +280,10 @@ impl Tables {
             self.greet(peer, true);
         }
         for (peer, cause) in silent {
-            self.went_silent(peer, cause, now);
+            match self.peers.get(peer).map(|peer| peer.standing) {
+                Ok(Standing::Connecting) => self.broke(peer, cause, now),
+                _ => self.went_silent(peer, cause, now),
+            }
         }
         self.with_rooms(now, |room| !room.quiesced(), |room, out| room.tick(now, out));
         self.retire(now);
@@ -240,6 +302,21 @@ impl Tables {
         self.closing.iter().filter(|(link, _)| ready(link)).cloned().collect()
     }
 
+    /// Lost peers that should be connected again now: their cards.
+    pub fn due_retries(&self, now: Millis) -> Vec<Arc<Card>> {
+        if self.shut_down {
+            return Vec::new();
+        }
+        let is_closing = |peer: &Peer| self.closing.iter().any(|(link, _)| link.peer == peer.link.peer);
+        let is_due = |peer: &&Peer| {
+            peer.standing == Standing::Closed
+                && peer.replaced.is_none()
+                && peer.retry.is_some_and(|retry| retry.due <= now)
+                && !is_closing(peer)
+        };
+        self.peers.iter().filter(is_due).map(|peer| peer.card.clone()).collect()
+    }
+
     /// These connections have been closed: the peers can write no more.
     pub fn closed(&mut self, closed: &[(Arc<Link>, Error)], now: Millis) {
         self.closing.retain(|(link, _)| !closed.iter().any(|(done, _)| done.peer == link.peer));
@@ -252,8 +329,11 @@ impl Tables {
 impl Peer {
     /// Why its regions or ours no longer are what the blobs said.
     pub fn stale(&self) -> Option<String> {
-        (self.announced != self.revision).then(|| {
-            format!("peer {} has revision {} of its regions, we hold {}", self.name, self.announced, self.revision)
+        (self.announced != self.card.revision).then(|| {
+            format!(
+                "peer {} has revision {} of its regions, we hold {}",
+                self.card.name, self.announced, self.card.revision
+            )
         })
     }
 }

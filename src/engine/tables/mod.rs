@@ -1,13 +1,13 @@
 //! What an engine's mutex guards: rooms, peers, parked grants, queues. Pure: no NIXL, no lock, no thread, no clock; time
 //! comes in as a value, and what must be done goes into queues that the threads empty.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::*;
 use crate::metrics::{Counters, LineLimit, count};
-use crate::protocol::{GrantAssembly, GrantBody, Message};
+use crate::protocol::{GrantAssembly, GrantBody, Hello, Message};
 use crate::room::{Action, Job, Millis, PeerId, Room};
 
 use super::Config;
@@ -18,6 +18,8 @@ mod ended;
 mod in_use;
 mod inbox;
 mod liveness;
+#[cfg(test)]
+mod tests;
 
 pub use calls::RecvRequest;
 pub use ended::Ended;
@@ -126,7 +128,8 @@ pub struct Identity {
     pub instance: [u8; 16],
 }
 
-/// The engine's state under its mutex. It is never held over a call of NIXL.
+/// The engine's state under its mutex. It is never held over a call of NIXL. What is walked through has an order, so
+/// that a simulation can be replayed.
 pub struct Tables {
     /// Who we are.
     pub identity: Identity,
@@ -135,16 +138,16 @@ pub struct Tables {
     /// The engine's counters.
     pub counters: Arc<Counters>,
     /// Open rooms, ended ones included until they are released.
-    pub rooms: HashMap<u64, Entry>,
+    pub rooms: BTreeMap<u64, Entry>,
     /// What has come for rooms that are not open.
-    pub parked: HashMap<u64, Vec<ParkedItem>>,
+    pub parked: BTreeMap<u64, Vec<ParkedItem>>,
     /// How many items are parked.
     pub num_parked: usize,
     /// Why rooms failed that were released before every receiver had granted: a grant that comes late is answered with
     /// it, until the room is opened again or the time is over.
-    pub tombstones: HashMap<u64, Tombstone>,
+    pub tombstones: BTreeMap<u64, Tombstone>,
     /// Grants of which fragments are missing.
-    pub assemblies: HashMap<(PeerId, u64), Assembly>,
+    pub assemblies: BTreeMap<(PeerId, u64), Assembly>,
     /// The peers.
     pub peers: Peers,
     /// Peers that have missed two heartbeats, as of the last look at the clock.
@@ -186,11 +189,11 @@ impl Tables {
             identity,
             config,
             counters,
-            rooms: HashMap::new(),
-            parked: HashMap::new(),
+            rooms: BTreeMap::new(),
+            parked: BTreeMap::new(),
             num_parked: 0,
-            tombstones: HashMap::new(),
-            assemblies: HashMap::new(),
+            tombstones: BTreeMap::new(),
+            assemblies: BTreeMap::new(),
             peers: Peers::default(),
             suspects: Vec::new(),
             closing: Vec::new(),
@@ -352,15 +355,16 @@ impl Tables {
     }
 
     /// A hello to a peer: which of its lives we mean, and which table of it we hold.
-    pub fn hello(&self, peer: &Peer, reply: bool) -> Message {
-        Message::Hello {
+    fn hello(&self, peer: &Peer, reply: bool) -> Message {
+        Message::Hello(Hello {
             revision: self.revision,
-            known_revision: peer.revision,
-            known_instance: peer.instance,
+            known_revision: peer.card.revision,
+            known_instance: peer.card.instance,
             connection: peer.connection,
+            known_connection: peer.heard_connection,
             reply,
             oldest_generation: self.oldest_generation(),
-        }
+        })
     }
 
     /// Carries out actions: queues messages and jobs. Nothing blocks, nothing calls NIXL.
@@ -369,7 +373,9 @@ impl Tables {
             match action {
                 Action::Tell(peer, message) => self.tell(peer, message),
                 Action::Grant { peer, room, generation, body } => {
-                    for message in crate::protocol::split_grant(room, generation, self.revision, &body) {
+                    let connection = self.peers.get(peer).map_or(0, |peer| peer.connection);
+                    let of = (self.revision, connection);
+                    for message in crate::protocol::split_grant(room, generation, of, &body) {
                         self.tell(peer, message);
                     }
                 }
