@@ -4,6 +4,7 @@ use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 use crate::error::*;
 use crate::memory::Memory;
+use crate::nixl::FailureStatus;
 use crate::protocol::{Card, Message, decode_card, encode};
 use crate::room::PeerId;
 
@@ -63,6 +64,10 @@ impl Shared {
                     "NIXL's metadata in the blob is of agent {agent:?}, not {:?}",
                     card.agent
                 );
+            }
+            // The envelope was whole. A backend fails when it reaches nobody at the address.
+            Err(failure) if failure.status == FailureStatus::Backend => {
+                fail!(NIXL_ERR_PEER_LOST, "NIXL cannot reach {}: {failure}", card.name);
             }
             Err(failure) => {
                 fail!(NIXL_ERR_METADATA_INVALID, "NIXL refused the metadata of {}: {failure}", card.name);

@@ -35,7 +35,7 @@ mod tables;
 
 pub use peers::{Link, ROLE_DECODE, ROLE_PREFILL, Standing};
 pub use rooms::WaitFor;
-pub use tables::{Identity, Outgoing, Parked, QueuedJob, RecvRequest, Tables};
+pub use tables::{Identity, Outgoing, ParkedItem, QueuedJob, RecvRequest, Tables};
 
 /// What an engine is created with. Defaults are filled in by the caller.
 #[derive(Debug, Clone)]
@@ -445,7 +445,7 @@ impl Engine {
             health.rooms_quarantined += 1;
             health.pages_quarantined += entry.claim.as_ref().map_or(0, |claim| claim.pages.len() as u64);
         }
-        health.grants_parked = tables.num_parked as u64;
+        health.grants_parked = tables.parking.len() as u64;
         health.connections_closing = tables.closing.len() as u64;
         health
     }

@@ -7,7 +7,7 @@ use crate::error::*;
 use crate::memory::Published;
 use crate::room::{Chunk, View};
 
-use super::{Engine, Parked, ROLE_DECODE, ROLE_PREFILL, RecvRequest, Tables, shut_down_error};
+use super::{Engine, ParkedItem, ROLE_DECODE, ROLE_PREFILL, RecvRequest, Tables, shut_down_error};
 
 /// What `wait` waits for.
 #[derive(Debug, Clone, Copy)]
@@ -78,12 +78,12 @@ impl Engine {
         loop {
             let mut reached = 0;
             for room in rooms {
-                let done = match (tables.rooms.get(room), tables.parked.get(room)) {
+                let done = match (tables.rooms.get(room), tables.parking.get(*room)) {
                     (Some(entry), _) if what.quiesced => entry.room.quiesced(),
                     (Some(entry), _) => entry.room.state().ended(),
                     // Granted and without a chunk yet, as poll shows it; or given up again by its receiver.
-                    (None, Some(items)) => items.iter().any(|item| matches!(item.item, Parked::Aborted(..))),
-                    (None, None) => fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here"),
+                    (None, []) => fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here"),
+                    (None, items) => items.iter().any(ParkedItem::is_abort),
                 };
                 reached += usize::from(done);
             }

@@ -53,14 +53,15 @@ pub unsafe extern "C" fn nixlkv_export(
 /// What cannot be mapped is refused, naming both values: another wire version, cache dtype, region set, bytes per page
 /// or slot. The same blob again gives the same peer. A newer blob of the same engine updates it. A blob of an engine
 /// with the name of a connected one but another instance means that it restarted: it gets a new id, and the rooms of
-/// the old one fail with NIXL_ERR_PEER_RESTARTED. A peer that was lost is connected anew by its blob.
+/// the old one fail with NIXL_ERR_PEER_RESTARTED. A peer that was lost and still lives is connected again by itself, and
+/// at once by this call. An engine that reaches nobody at the blob's address gets NIXL_ERR_PEER_LOST.
 ///
 /// blob, len: read during the call only; altered or truncated ones are refused. peer: receives the id on success, never
 /// 0.
 /// Any thread. May wait for a NIXL call that is under way, not for the peer.
 /// Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_INVALID_ARGUMENT, NIXL_ERR_SHUT_DOWN, NIXL_ERR_PEER_SELF,
 /// NIXL_ERR_PEER_BUSY, NIXL_ERR_METADATA_INVALID, NIXL_ERR_WIRE_VERSION, NIXL_ERR_DTYPE_DIFFERS,
-/// NIXL_ERR_LAYOUT_DIFFERS, NIXL_ERR_PEER_STALE, NIXL_ERR_INTERNAL.
+/// NIXL_ERR_LAYOUT_DIFFERS, NIXL_ERR_PEER_STALE, NIXL_ERR_PEER_LOST, NIXL_ERR_INTERNAL.
 ///
 /// # Safety
 ///

@@ -150,6 +150,11 @@ pub struct GrantAssembly {
 }
 
 impl GrantAssembly {
+    /// About how much memory it takes.
+    pub fn num_bytes(&self) -> usize {
+        self.fragments.len() * FRAGMENT
+    }
+
     /// Adds a fragment; gives the grant when it is whole. `max_items` bounds the indices in it, and with them what is
     /// kept and allocated.
     pub fn add(

@@ -163,7 +163,17 @@ impl Receiver {
 
     /// A sender has connected back.
     pub fn peer_ready(&mut self, peer: PeerId, now: Millis, out: &mut Vec<Action>) {
-        if self.state().ended() {
+        if let Some(cause) = &self.cause {
+            // It may be waiting for a grant that never comes.
+            let message = abort_message(self.room, self.generation, cause);
+            let waits = |source: &&mut Source| source.expected.peer == peer && !source.granted && !source.told;
+            if let Some(source) = self.sources.iter_mut().find(waits) {
+                source.told = true;
+                out.push(Action::Tell(peer, message));
+            }
+            return;
+        }
+        if self.succeeded {
             return;
         }
         if let Some(i) = self.sources.iter().position(|s| s.expected.peer == peer && !s.granted) {

@@ -456,6 +456,10 @@ impl Sender {
         let Some(grant) = self.grants.iter_mut().find(|grant| grant.peer == peer && grant.generation == generation)
         else {
             out.push(Action::Tell(peer, Message::Drained { room: self.room, generation }));
+            // Given up before its grant could come: whoever waits for that need not wait any longer.
+            if !self.concerns(peer) && !self.granted() {
+                self.fail(cause, out);
+            }
             return false;
         };
         grant.told = true;

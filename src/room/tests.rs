@@ -648,16 +648,33 @@ fn an_abort_by_one_of_two_receivers_drains_both() {
 }
 
 #[test]
-fn an_abort_that_comes_before_the_grant_is_answered_and_leaves_the_room_open() {
+fn an_abort_that_comes_before_the_grant_is_answered_and_ends_the_wait() {
     let mut sender = Sender::new(ROOM, SenderLimits { grant_timeout: 100, room_timeout: 1000, has_aux: true }, 0);
     let mut out = Vec::new();
     sender.chunk(chunk(0..2, true, true), 1, &mut out).unwrap();
-    sender.aborted(RECEIVER, GENERATION, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
+    assert!(!sender.aborted(RECEIVER, GENERATION, Error::new(NIXL_ERR_ABORTED, ""), &mut out));
     assert_eq!(told_drained(&out), [(RECEIVER, GENERATION)]);
-    assert_eq!(sender.state(), State::Bootstrapping);
+    assert_eq!(sender.view().cause.unwrap().code, NIXL_ERR_ABORTED);
     out.clear();
-    sender.grant(RECEIVER, GENERATION + 1, Arc::new(grant_body(2, true, 1)), Arc::default(), 2, &mut out);
-    assert_eq!(num_jobs(&out), 1);
+    let body = Arc::new(grant_body(2, true, 1));
+    assert!(!sender.grant(RECEIVER, GENERATION + 1, body, Arc::default(), 2, &mut out));
+    assert_eq!(told_failed(&out), [(RECEIVER, GENERATION + 1, NIXL_ERR_ABORTED, true)]);
+}
+
+#[test]
+fn a_sender_that_connects_back_too_late_hears_why() {
+    let expected = |ready| {
+        let grant = Arc::new(grant_body(2, true, 1));
+        vec![Expectation { peer: 0, ready, grant, num_state_groups: 0 }]
+    };
+    let mut out = Vec::new();
+    let mut receiver = Receiver::new(ROOM, GENERATION, expected(false), 1000, 1000, 0, &mut out);
+    receiver.abort(Error::new(NIXL_ERR_ABORTED, ""), &mut out);
+    assert!(out.is_empty() && receiver.quiesced());
+    for _ in 0..2 {
+        receiver.peer_ready(0, 1, &mut out);
+        assert!(matches!(out[..], [Action::Tell(0, Message::Abort { .. })]), "once: {out:?}");
+    }
 }
 
 #[test]

@@ -35,14 +35,16 @@ impl Control {
 
     /// One round. True: there was something to do.
     pub fn step(&mut self) -> bool {
-        let sent = self.send();
+        let (sent, broken) = self.send();
         let received = self.receive();
+        // After a peer's last words: one that has said goodbye is not lost.
+        self.broke(broken);
         self.tick();
         sent | received
     }
 
-    /// Sends what is queued.
-    fn send(&mut self) -> bool {
+    /// Sends what is queued; gives the connections over which nothing goes any more.
+    fn send(&mut self) -> (bool, Vec<(Arc<Link>, Error)>) {
         self.shared.tables().take_outgoing(MAX_SENDS_PER_ROUND, &mut self.sending);
         let busy = !self.sending.is_empty();
         let mut broken: Vec<(Arc<Link>, Error)> = Vec::new();
@@ -61,16 +63,21 @@ impl Control {
                 broken.push((link, Error::new(NIXL_ERR_PEER_LOST, text)));
             }
         }
-        if !broken.is_empty() {
-            let now = self.shared.now();
-            let mut tables = self.shared.tables();
-            let before = tables.num_changes;
-            for (link, cause) in broken {
-                tables.broke(link.peer, cause, now);
-            }
-            self.shared.finish(tables, before);
+        (busy, broken)
+    }
+
+    /// Makes broken connections known.
+    fn broke(&mut self, broken: Vec<(Arc<Link>, Error)>) {
+        if broken.is_empty() {
+            return;
         }
-        busy
+        let now = self.shared.now();
+        let mut tables = self.shared.tables();
+        let before = tables.num_changes;
+        for (link, cause) in broken {
+            tables.broke(link.peer, cause, now);
+        }
+        self.shared.finish(tables, before);
     }
 
     /// Takes in what has come.
@@ -155,7 +162,7 @@ impl Control {
     pub fn finish(mut self) {
         let until = Instant::now() + Duration::from_millis(20);
         loop {
-            let busy = self.send();
+            let (busy, _) = self.send();
             let _ = self.shared.agent.notifications(&mut |_, _| {});
             if !busy && Instant::now() >= until {
                 break;

@@ -160,7 +160,7 @@ impl Tables {
                 if !failed {
                     sent.clone()?;
                 }
-                self.unpark(room);
+                self.parking.take(room);
                 self.tombstones.remove(&room);
                 self.open(room, Room::Sender(sender), None, out, now);
                 sent
@@ -176,7 +176,10 @@ impl Tables {
             view.suspect = !view.quiesced && self.suspects.iter().any(|peer| entry.room.concerns(*peer));
             return Ok(view);
         }
-        let Some(items) = self.parked.get(&room) else { fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here") };
+        let items = self.parking.get(room);
+        if items.is_empty() {
+            fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here");
+        }
         let cause = items.iter().find_map(|item| match &item.item {
             Parked::Aborted(cause, _) => Some(cause.clone()),
             Parked::Grant(_) => None,
@@ -207,7 +210,7 @@ impl Tables {
         let mut out = Vec::new();
         let mut sender = self.draft_sender(published, room, now, &mut out)?;
         sender.abort(cause, &mut out);
-        self.unpark(room);
+        self.parking.take(room);
         self.open(room, Room::Sender(sender), None, out, now);
         Ok(())
     }
@@ -229,7 +232,7 @@ impl Tables {
             has_aux: published.table.has_aux(),
         };
         let mut sender = Sender::new(room, limits, now);
-        let items = self.parked.get(&room).map_or(&[][..], |items| items.as_slice());
+        let items = self.parking.get(room);
         for item in items {
             if let Parked::Grant(body) = &item.item {
                 sender.grant(item.peer, item.generation, body.clone(), self.shared_groups(item.peer), now, out);
@@ -251,12 +254,13 @@ impl Tables {
         }
         for item in items {
             // One of several receivers gave up: the room fails as a whole, unless the others are enough.
-            if let Parked::Aborted(cause, body) = &item.item
+            if let Parked::Aborted(cause, num_receivers) = &item.item
                 && matches!(sender.state(), State::Bootstrapping | State::Failed)
             {
                 sender.abort(cause.clone(), out);
                 // It knows, and is owed no answer; so what the machine would tell it is not sent.
-                sender.grant(item.peer, item.generation, body.clone(), Arc::default(), now, &mut Vec::new());
+                let body = Arc::new(GrantBody { num_receivers: *num_receivers, ..GrantBody::default() });
+                sender.grant(item.peer, item.generation, body, Arc::default(), now, &mut Vec::new());
             }
         }
         Ok(sender)

@@ -9,6 +9,9 @@ use super::super::peers::Standing;
 /// Grants of one peer of which fragments may be missing at the same time: it sends them one after the other.
 const MAX_ASSEMBLIES_PER_PEER: usize = 64;
 
+/// Bytes of them, before another may begin.
+const MAX_ASSEMBLY_BYTES: usize = 64 << 20;
+
 /// What a message was to us.
 type Concern = Option<bool>;
 
@@ -164,30 +167,47 @@ impl Tables {
     /// A receiver gives a room up: we stop, drain and say so. What we never began is drained already.
     fn aborted(&mut self, peer: PeerId, room: u64, generation: u64, cause: Error, now: Millis) {
         self.assemblies.remove(&(peer, room));
+        if self.is_over(peer, generation) {
+            // It missed our answer. A room of this id that is open here is the next one.
+            return self.tell(peer, Message::Drained { room, generation });
+        }
         let known = self.sender(room, now, |sender, out| sender.aborted(peer, generation, cause.clone(), out));
-        match known {
-            Some(true) => return,
-            Some(false) => {}
-            None => self.tell(peer, Message::Drained { room, generation }),
+        if known == Some(true) {
+            return;
         }
         // Its grant may still come, or come again: it is void now, for its memory is free.
         self.ended(peer, generation, Some(&cause));
         if known.is_some() {
             return;
         }
-        if let Some(body) = self.parked_grant(peer, room, generation) {
-            // The prefill side has yet to hear of it: its first chunk finds the room failed.
-            let expires = now.saturating_add(self.config.room_timeout);
-            self.park(room, ParkedItem { peer, generation, item: Parked::Aborted(cause, body), expires });
-        } else {
-            count(&self.counters.messages_unknown_room);
+        self.tell(peer, Message::Drained { room, generation });
+        if self.rooms.contains_key(&room) {
+            return count(&self.counters.messages_unknown_room);
+        }
+        // The prefill side has yet to hear of it: its first chunk finds the room failed.
+        let num_receivers = match self.parking.of(peer, room, generation).map(|item| &item.item) {
+            Some(Parked::Grant(body)) => body.num_receivers,
+            _ => 1,
+        };
+        let expires = now.saturating_add(self.config.room_timeout);
+        self.park(room, ParkedItem { peer, generation, item: Parked::Aborted(cause, num_receivers), expires });
+    }
+
+    /// Parks a message; whatever has to make room for it is refused.
+    fn park(&mut self, room: u64, item: ParkedItem) {
+        for (room, dropped) in self.parking.park(room, item, self.config.max_rooms) {
+            if !dropped.is_abort() {
+                let (parked, name) = (self.parking.len(), &self.identity.name);
+                let text = format!("room {room}: {parked} grants wait for their first chunk at {name}");
+                self.refuse(dropped.peer, room, dropped.generation, Error::new(NIXL_ERR_TOO_MANY_ROOMS, text));
+            }
         }
     }
 
     /// A receiver has heard nothing of a room for a while.
     fn asked(&mut self, peer: PeerId, room: u64, generation: u64, num_chunks: u32, now: Millis) {
         let known = self.sender(room, now, |sender, out| sender.asked(peer, generation, num_chunks, out));
-        if known == Some(true) || self.parked_grant(peer, room, generation).is_some() {
+        if known == Some(true) || self.parking.of(peer, room, generation).is_some() {
             return;
         }
         if !self.is_over(peer, generation) {
@@ -224,22 +244,10 @@ impl Tables {
 
     /// Drops what has been parked for too long, and says so to the peer that waits.
     pub fn expire_parked(&mut self, now: Millis) {
-        let mut expired = Vec::new();
-        self.parked.retain(|room, items| {
-            items.retain(|item| {
-                let keep = item.expires > now;
-                if !keep {
-                    expired.push((*room, item.peer, item.generation, matches!(item.item, Parked::Grant(_))));
-                }
-                keep
-            });
-            !items.is_empty()
-        });
-        self.num_parked -= expired.len();
         self.tombstones.retain(|_, tombstone| tombstone.expires > now);
         self.assemblies.retain(|_, assembly| assembly.expires > now);
-        for (room, peer, generation, is_grant) in expired {
-            if is_grant {
+        for (room, ParkedItem { peer, generation, item, .. }) in self.parking.take_all(|item| item.expires <= now) {
+            if let Parked::Grant(_) = item {
                 let text = format!("room {room}: no chunk came for the grant within the time limit");
                 self.refuse(peer, room, generation, Error::new(NIXL_ERR_ROOM_TIMEOUT, text));
             }
@@ -248,26 +256,16 @@ impl Tables {
 
     /// The engine shuts down: grants whose first chunk never comes now are answered.
     pub fn refuse_parked(&mut self, cause: &Error) {
-        for (room, items) in std::mem::take(&mut self.parked) {
-            for ParkedItem { peer, generation, item, .. } in items {
-                if let Parked::Grant(_) = item {
-                    self.refuse(peer, room, generation, Error::new(cause.code, format!("room {room}: {}", cause.text)));
-                }
+        for (room, ParkedItem { peer, generation, item, .. }) in self.parking.take_all(|_| true) {
+            if let Parked::Grant(_) = item {
+                self.refuse(peer, room, generation, Error::new(cause.code, format!("room {room}: {}", cause.text)));
             }
         }
-        self.num_parked = 0;
     }
 
     /// Drops what a peer that is gone had parked or begun.
     pub fn forget_parked(&mut self, peer: PeerId) {
-        let mut removed = 0;
-        self.parked.retain(|_, items| {
-            let before = items.len();
-            items.retain(|item| item.peer != peer);
-            removed += before - items.len();
-            !items.is_empty()
-        });
-        self.num_parked -= removed;
+        self.parking.take_all(|item| item.peer == peer);
         self.assemblies.retain(|(from, _), _| *from != peer);
     }
 
@@ -293,6 +291,12 @@ impl Tables {
             if self.assemblies.keys().filter(|(from, _)| *from == peer).count() >= MAX_ASSEMBLIES_PER_PEER {
                 count(&self.counters.messages_malformed);
                 let text = format!("room {room}: too many grants are incomplete");
+                self.refuse(peer, room, generation, Error::new(NIXL_ERR_TOO_MANY_ROOMS, text));
+                return None;
+            }
+            let begun = self.assemblies.iter().filter(|((from, _), _)| *from == peer);
+            if begun.map(|(_, assembly)| assembly.fragments.num_bytes()).sum::<usize>() > MAX_ASSEMBLY_BYTES {
+                let text = format!("room {room}: too much of other grants has come without the rest");
                 self.refuse(peer, room, generation, Error::new(NIXL_ERR_TOO_MANY_ROOMS, text));
                 return None;
             }
@@ -356,11 +360,7 @@ impl Tables {
             }
             None => {
                 let expires = now.saturating_add(self.config.room_timeout);
-                if !self.park(room, ParkedItem { peer, generation, item: Parked::Grant(body), expires }) {
-                    let (parked, name) = (self.num_parked, &self.identity.name);
-                    let text = format!("room {room}: {parked} grants wait for their first chunk at {name}");
-                    self.refuse(peer, room, generation, Error::new(NIXL_ERR_TOO_MANY_ROOMS, text));
-                }
+                self.park(room, ParkedItem { peer, generation, item: Parked::Grant(body), expires });
             }
         }
     }

@@ -98,7 +98,11 @@ impl Tables {
         self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
         if let Some(removed) = self.peers.remove(peer) {
             self.forget_parked(peer);
-            if removed.standing != Standing::Closed {
+            if removed.standing == Standing::Silent {
+                // Not in good order: the next connection is a new one, not the same that is stuck.
+                let text = format!("peer {} was silent", removed.card.name);
+                self.closing.push((removed.link, Error::new(NIXL_ERR_PEER_LOST, text)));
+            } else if removed.standing != Standing::Closed {
                 self.closing.push((removed.link, cause));
             } else if !self.closing.iter().any(|(link, _)| link.peer == peer) {
                 self.connection_closed(peer, &cause, now);

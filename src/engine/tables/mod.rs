@@ -18,12 +18,14 @@ mod ended;
 mod in_use;
 mod inbox;
 mod liveness;
+mod parking;
 #[cfg(test)]
 mod tests;
 
 pub use calls::RecvRequest;
 pub use ended::Ended;
 pub use in_use::InUse;
+pub use parking::{Parked, ParkedItem, Parking};
 
 /// A room with what the engine remembers beside the machine.
 #[derive(Debug)]
@@ -37,36 +39,6 @@ pub struct Entry {
     ended: bool,
     quiesced: bool,
     pending: u64,
-}
-
-/// What has come for a room that we have not opened.
-#[derive(Debug)]
-pub enum Parked {
-    /// A grant.
-    Grant(Arc<GrantBody>),
-    /// The receiver gave the room up again, after this grant.
-    Aborted(Error, Arc<GrantBody>),
-}
-
-impl Parked {
-    fn body(&self) -> &Arc<GrantBody> {
-        match self {
-            Parked::Grant(body) | Parked::Aborted(_, body) => body,
-        }
-    }
-}
-
-/// A parked message.
-#[derive(Debug)]
-pub struct ParkedItem {
-    /// From whom.
-    pub peer: PeerId,
-    /// Of which life of the room.
-    pub generation: u64,
-    /// What.
-    pub item: Parked,
-    /// When it is dropped.
-    pub expires: Millis,
 }
 
 /// A grant of which fragments are missing.
@@ -113,8 +85,8 @@ pub struct QueuedJob {
     pub cancelled: Arc<AtomicBool>,
 }
 
-/// Most control messages to one peer that wait to be sent, grants aside, which the memory that they promise bounds. One
-/// on top is dropped, as if the network had lost it.
+/// Most control messages to one peer that wait to be sent. One on top is dropped, as if the network had lost it; a grant
+/// is dropped, or sent, as a whole.
 const MAX_OUTGOING_PER_PEER: u32 = 1 << 16;
 /// Rooms whose success is remembered after their release, for senders that missed our confirmation.
 const MAX_DELIVERED: usize = 1 << 16;
@@ -140,9 +112,7 @@ pub struct Tables {
     /// Open rooms, ended ones included until they are released.
     pub rooms: BTreeMap<u64, Entry>,
     /// What has come for rooms that are not open.
-    pub parked: BTreeMap<u64, Vec<ParkedItem>>,
-    /// How many items are parked.
-    pub num_parked: usize,
+    pub parking: Parking,
     /// Why rooms failed that were released before every receiver had granted: a grant that comes late is answered with
     /// it, until the room is opened again or the time is over.
     pub tombstones: BTreeMap<u64, Tombstone>,
@@ -190,8 +160,7 @@ impl Tables {
             config,
             counters,
             rooms: BTreeMap::new(),
-            parked: BTreeMap::new(),
-            num_parked: 0,
+            parking: Parking::default(),
             tombstones: BTreeMap::new(),
             assemblies: BTreeMap::new(),
             peers: Peers::default(),
@@ -301,10 +270,10 @@ impl Tables {
 
     /// Forgets a room that has ended and is quiesced.
     pub fn release(&mut self, id: u64, now: Millis) -> Result<()> {
-        let given_up = |items: &Vec<ParkedItem>| items.iter().all(|item| matches!(item.item, Parked::Aborted(..)));
-        if !self.rooms.contains_key(&id) && self.parked.get(&id).is_some_and(given_up) {
+        let parked = self.parking.get(id);
+        if !self.rooms.contains_key(&id) && !parked.is_empty() && parked.iter().all(ParkedItem::is_abort) {
             // Given up by its receiver before we opened it: poll shows it as failed.
-            self.unpark(id);
+            self.parking.take(id);
             return Ok(());
         }
         let Some(entry) = self.rooms.get(&id) else { fail!(NIXL_ERR_ROOM_UNKNOWN, "room {id} is not open here") };
@@ -373,6 +342,11 @@ impl Tables {
             match action {
                 Action::Tell(peer, message) => self.tell(peer, message),
                 Action::Grant { peer, room, generation, body } => {
+                    // It is asked for again when it does not come.
+                    if self.peers.get(peer).is_ok_and(|peer| peer.num_outgoing >= MAX_OUTGOING_PER_PEER) {
+                        count(&self.counters.messages_dropped);
+                        continue;
+                    }
                     let connection = self.peers.get(peer).map_or(0, |peer| peer.connection);
                     let of = (self.revision, connection);
                     for message in crate::protocol::split_grant(room, generation, of, &body) {
@@ -414,60 +388,5 @@ impl Tables {
             }
             into.push(outgoing);
         }
-    }
-
-    /// Parks something for a room that is not open. False: the limit is reached.
-    fn park(&mut self, room: u64, item: ParkedItem) -> bool {
-        let limit = self.config.max_rooms;
-        let items = self.parked.entry(room).or_default();
-        if items.iter().any(|old| old.peer == item.peer && old.generation > item.generation) {
-            return true;
-        }
-        let before = items.len();
-        items.retain(|old| old.peer != item.peer);
-        self.num_parked -= before - items.len();
-        if self.num_parked >= limit {
-            self.evict_parked_abort();
-        }
-        let items = self.parked.entry(room).or_default();
-        if self.num_parked >= limit {
-            if items.is_empty() {
-                self.parked.remove(&room);
-            }
-            return false;
-        }
-        items.push(item);
-        self.num_parked += 1;
-        true
-    }
-
-    /// Makes room by dropping a notice that a room was given up before we opened it.
-    fn evict_parked_abort(&mut self) {
-        let aborted = |item: &ParkedItem| matches!(item.item, Parked::Aborted(..));
-        let Some(room) = self.parked.iter().find(|(_, items)| items.iter().any(aborted)).map(|(room, _)| *room) else {
-            return;
-        };
-        if let Some(items) = self.parked.get_mut(&room) {
-            let before = items.len();
-            items.retain(|item| !aborted(item));
-            self.num_parked -= before - items.len();
-            if items.is_empty() {
-                self.parked.remove(&room);
-            }
-        }
-    }
-
-    /// The grant of exactly this life of a room that is parked.
-    pub fn parked_grant(&self, peer: PeerId, room: u64, generation: u64) -> Option<Arc<GrantBody>> {
-        let items = self.parked.get(&room)?;
-        let item = items.iter().find(|item| item.peer == peer && item.generation == generation)?;
-        Some(item.item.body().clone())
-    }
-
-    /// Takes what is parked for a room.
-    pub fn unpark(&mut self, room: u64) -> Vec<ParkedItem> {
-        let items = self.parked.remove(&room).unwrap_or_default();
-        self.num_parked -= items.len();
-        items
     }
 }

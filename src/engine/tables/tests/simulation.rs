@@ -923,8 +923,7 @@ impl World {
             let tables = &process.node.tables;
             let left = [
                 tables.rooms.len(),
-                tables.parked.len(),
-                tables.num_parked,
+                tables.parking.len(),
                 tables.tombstones.len(),
                 tables.assemblies.len(),
                 tables.closing.len(),
@@ -1001,7 +1000,7 @@ fn b1_c1_e1_f1_nothing_untrue_in_random_worlds() {
         println!("seed {seed}: {:?}", run(seed, per_world));
         return;
     }
-    let rooms = number("NIXLKV_SIM_ROOMS").unwrap_or(20_000);
+    let rooms = number("NIXLKV_SIM_ROOMS").unwrap_or(5_000);
     let first = number("NIXLKV_SIM_FIRST").unwrap_or(0);
     let mut total = Tally::default();
     let mut seed = first;
