@@ -20,7 +20,7 @@ export NIXLKV_NIXL_LIBRARY ?= $(DEPS)/nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.
 export LIBCLANG_PATH ?= $(DEPS)/libclang-dir
 export BINDGEN_EXTRA_CLANG_ARGS ?= -I$(shell $(CC) -print-file-name=include 2>/dev/null)
 
-.PHONY: all demo test header lint install install-built deps clean
+.PHONY: all demo test chaos fuzz header lint install install-built deps clean
 
 all: deps
 	$(CARGO) build --release --locked
@@ -31,6 +31,22 @@ demo: all
 
 test: deps
 	$(CARGO) test --locked --features fault-injection --no-fail-fast
+
+# The soak under faults, for as long as you like: `make chaos SECONDS=3600 SEED=7`. Its last line is `violations: N`.
+chaos: deps
+	@NIXLKV_CHAOS_SECONDS=$(or $(SECONDS),120) NIXLKV_CHAOS_SEED=$(or $(SEED),1) \
+	    $(CARGO) test -q --locked --features fault-injection --test chaos
+
+# Every fuzz target for so many seconds, under AddressSanitizer; what it learns stays in fuzz/corpus, what it finds in
+# fuzz/artifacts.
+fuzz: deps
+	@set -e; programs=$$(SANITIZER=address fuzz/build.sh); \
+	for target in fuzz/fuzz_targets/*.rs; do \
+	    target=$$(basename $$target .rs); mkdir -p fuzz/corpus/$$target fuzz/artifacts/$$target; \
+	    echo "$$target"; \
+	    $$programs/$$target -max_total_time=$(or $(SECONDS),60) -timeout=60 -rss_limit_mb=4096 -max_len=4096 \
+	        -print_final_stats=1 -artifact_prefix=fuzz/artifacts/$$target/ fuzz/corpus/$$target fuzz/seeds/$$target; \
+	done
 
 header: deps
 	NIXLKV_BLESS=1 $(CARGO) test --locked --features fault-injection --test header the_committed_header

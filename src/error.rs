@@ -131,7 +131,7 @@ pub fn status_entry(code: i32) -> Option<&'static StatusEntry> {
 }
 
 /// An error: a code of [`TABLE`] and a text with the offending values.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Error {
     /// The code, negative.
     pub code: i32,

@@ -58,7 +58,7 @@ const WINDOW: u64 = 60_000;
 const MAX_WINDOWS: usize = 1024;
 
 /// Keeps lines that may come by the thousand from filling the log. Pure: time comes in as a value.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct LineLimit {
     /// By peer and code: when the window began, lines in it.
     windows: HashMap<(u64, i32), (u64, u64)>,

@@ -95,6 +95,7 @@ impl Shared {
         for card in due {
             if let Err(e) = self.connect_card(Card::clone(&card), &memory) {
                 log::debug!("peer {} cannot be connected again: {e}", card.name);
+                self.tables().retry_failed(&card, self.now());
             }
         }
     }

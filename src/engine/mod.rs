@@ -76,6 +76,18 @@ pub struct Config {
     pub stall_timeout: Millis,
 }
 
+/// What the caller configured, and that UCX connects without blocking. Otherwise a peer that does not answer would hold up
+/// the thread that connects, and UCX loses a socket at every connection that is refused.
+fn backend_params(backend: &str, configured: &[(String, String)]) -> Vec<(String, String)> {
+    const SETTING: &str = "UCX_TCP_CONN_NB";
+    let mut params = configured.to_vec();
+    let given = params.iter().any(|(key, _)| key == SETTING || key == "engine_config");
+    if backend == "UCX" && !given && std::env::var_os(SETTING).is_none() {
+        params.push((SETTING.into(), "y".into()));
+    }
+    params
+}
+
 /// The oldest transfer in progress of a transfer thread, as of its last look at the clock.
 #[derive(Debug, Default)]
 pub struct Oldest {
@@ -240,7 +252,7 @@ impl Engine {
         let options = AgentOptions {
             name: agent_name(&instance),
             backend: config.backend.clone(),
-            params: config.backend_params.clone(),
+            params: backend_params(&config.backend, &config.backend_params),
         };
         let nixl_library = config.nixl_library.clone();
         let (sender, receiver) = mpsc::sync_channel(1);

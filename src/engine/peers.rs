@@ -61,10 +61,12 @@ pub struct Retry {
     pub due: Millis,
     /// How long to wait after it.
     pub wait: Millis,
+    /// After that there are no more: only a call of connect helps.
+    pub until: Millis,
 }
 
 /// A connected peer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Peer {
     /// What the transfer threads share.
     pub link: Arc<Link>,
@@ -101,8 +103,6 @@ pub struct Peer {
     pub retry: Option<Retry>,
     /// Its lives of rooms that are over for us.
     pub ended: Ended,
-    /// Messages to it that wait to be sent.
-    pub num_outgoing: u32,
 }
 
 impl Peer {
@@ -124,7 +124,7 @@ impl Peer {
 const SUSPECT_SLACK: Millis = 100;
 
 /// All peers.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Peers {
     by_id: BTreeMap<PeerId, Peer>,
     by_agent: HashMap<String, PeerId>,

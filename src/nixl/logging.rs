@@ -2,11 +2,13 @@
 //! and, while an agent is being opened, to the text of its error.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library as Handle, RTLD_NOW};
 
@@ -20,6 +22,12 @@ const TARGET: &str = "nixlkv::ucx";
 const MAX_LINE: usize = 512;
 /// Lines kept for one error text.
 const MAX_CAPTURED: usize = 16;
+
+/// Warnings and errors of one place that are logged in a [`WINDOW`].
+const MAX_LINES_PER_WINDOW: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(60);
+/// By line number: when the window began, lines in it. UCX has some thousand such places.
+static PLACES: Mutex<BTreeMap<c_uint, (Instant, u32)>> = Mutex::new(BTreeMap::new());
 
 /// The start of `ucs_log_level_t`. PRINT comes last, behind the debug levels.
 const LEVELS: [log::Level; 5] =
@@ -72,7 +80,7 @@ pub(super) fn attach_ucx(shared: bool) {
 /// UCX calls this for each line that its own level lets through, from any thread.
 unsafe extern "C" fn on_ucx_line(
     _file: *const c_char,
-    _line: c_uint,
+    line: c_uint,
     _function: *const c_char,
     level: c_int,
     _component: *const c_void,
@@ -89,12 +97,12 @@ unsafe extern "C" fn on_ucx_line(
     if written > 0 {
         let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default().to_string_lossy();
         // A panic of the host's logger must not unwind through UCX.
-        let _ = catch_unwind(|| record(level, text.trim_end()));
+        let _ = catch_unwind(|| record(level, line, text.trim_end()));
     }
     STOP
 }
 
-fn record(level: c_int, text: &str) {
+fn record(level: c_int, line: c_uint, text: &str) {
     let level = usize::try_from(level).ok().and_then(|level| LEVELS.get(level)).copied().unwrap_or(log::Level::Debug);
     if level <= log::Level::Warn
         && let Some(lines) = &mut *CAPTURED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -103,7 +111,21 @@ fn record(level: c_int, text: &str) {
     {
         lines.push(text.to_string());
     }
-    log::log!(target: TARGET, level, "{text}");
+    if level > log::Level::Warn || admits(line) {
+        log::log!(target: TARGET, level, "{text}");
+    }
+}
+
+/// Whether the place in UCX's sources may log once more in this minute: a lost peer makes it repeat itself at every try.
+fn admits(line: c_uint) -> bool {
+    let now = Instant::now();
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    let (since, lines) = places.entry(line).or_insert((now, 0));
+    if now.saturating_duration_since(*since) >= WINDOW {
+        (*since, *lines) = (now, 0);
+    }
+    *lines += 1;
+    *lines <= MAX_LINES_PER_WINDOW
 }
 
 /// Collects UCX's warnings and errors from its creation on. One at a time.
@@ -186,16 +208,16 @@ mod tests {
 
     #[test]
     fn warnings_are_captured_once_each_and_only_while_asked_for() {
-        record(2, "before");
+        record(2, 0, "before");
         let capture = Capture::start();
-        record(1, "an error");
-        record(2, "a warning");
-        record(2, "a warning");
-        record(5, "debug");
-        record(-7, "odd");
+        record(1, 0, "an error");
+        record(2, 0, "a warning");
+        record(2, 0, "a warning");
+        record(5, 0, "debug");
+        record(-7, 0, "odd");
         assert_eq!(capture.lines(), ["an error", "a warning"]);
         for i in 0..100 {
-            record(1, &format!("line {i}"));
+            record(1, 0, &format!("line {i}"));
         }
         assert_eq!(capture.lines().len(), MAX_CAPTURED);
         drop(capture);

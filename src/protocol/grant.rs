@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{DecodeError, MAX_MESSAGE_BYTES, Message};
 
 /// What a receiver grants one sender of a room.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct GrantBody {
     /// The room's page list.
     pub pages: Vec<i32>,
@@ -143,7 +143,7 @@ pub fn split_grant(room: u64, generation: u64, (revision, connection): (u64, u64
 }
 
 /// Puts a grant's fragments together, in any order, repeated ones included.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct GrantAssembly {
     num_fragments: u32,
     fragments: BTreeMap<u32, Vec<u8>>,

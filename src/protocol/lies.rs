@@ -82,7 +82,7 @@ fn grant(num_runs: u64, count: u64, num_groups: u64) -> Vec<u8> {
 fn tell_every_lie() {
     for claim in CLAIMS {
         // Message: the payload of a grant, the text of a failure.
-        for head in [&[4u8, 1, 1, 1, 1, 0, 1][..], &[7, 1, 1, 1, 0], &[8, 1, 1, 1]] {
+        for head in [&[4u8, 1, 1, 1, 1, 0, 1][..], &[7, 1, 1, 1, 0], &[8, 1, 1, 1, 1]] {
             let body = [head, &varint(claim)].concat();
             assert_eq!(decode(&frame(&body)), Err(DecodeError::Body), "{claim}");
         }

@@ -25,7 +25,7 @@ const MAGIC: [u8; 2] = *b"NK";
 const HEADER: usize = 8;
 
 /// What the last chunk adds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Last {
     /// Chunks in all.
     pub num_chunks: u32,
@@ -36,7 +36,7 @@ pub struct Last {
 }
 
 /// How an engine stands to a peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Revision of the sender's region table.
     pub revision: u64,
@@ -55,7 +55,7 @@ pub struct Hello {
 }
 
 /// A control message between two engines.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Message {
     /// I have connected you; and then, as long as I am here, the heartbeat.
     Hello(Hello),
@@ -130,6 +130,8 @@ pub enum Message {
         room: u64,
         /// The receiver's life of the room.
         generation: u64,
+        /// How many receivers the room has.
+        num_receivers: u32,
         /// The first cause.
         code: i32,
         /// The first cause in words.
@@ -177,7 +179,7 @@ pub enum Message {
 }
 
 /// A chunk as its receiver sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct LandedChunk {
     /// Its number.
     pub chunk: u32,

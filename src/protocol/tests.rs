@@ -85,11 +85,8 @@ fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
         (number(), number(), code(), any::<bool>(), text(chars.clone())).prop_map(
             |(room, generation, code, drained, text)| Message::Failed { room, generation, code, drained, text }
         ),
-        (number(), number(), code(), text(chars)).prop_map(|(room, generation, code, text)| Message::Abort {
-            room,
-            generation,
-            code,
-            text
+        (number(), number(), small(), code(), text(chars)).prop_map(|(room, generation, num_receivers, code, text)| {
+            Message::Abort { room, generation, num_receivers, code, text }
         }),
         (number(), number()).prop_map(|(room, generation)| Message::Drained { room, generation }),
         (number(), number(), small()).prop_map(|(room, generation, num_chunks)| Message::Ask {
@@ -146,7 +143,7 @@ fn longest(text: &str) -> Vec<Message> {
         Message::Confirm { room, generation },
         Message::Done { room, generation },
         Message::Failed { room, generation, code: i32::MIN, drained: true, text: text.into() },
-        Message::Abort { room, generation, code: i32::MIN, text: text.into() },
+        Message::Abort { room, generation, num_receivers: u32::MAX, code: i32::MIN, text: text.into() },
         Message::Drained { room, generation },
     ]
 }
@@ -293,7 +290,10 @@ fn d6_the_bytes_of_this_version_stand_still() {
             Message::Failed { room: 1, generation: 2, code: -423, drained: false, text: "no".into() },
             &[7, 1, 2, 0xcd, 6, 0, 2, b'n', b'o'],
         ),
-        (Message::Abort { room: 1, generation: 2, code: -1, text: "é".into() }, &[8, 1, 2, 1, 2, 0xc3, 0xa9]),
+        (
+            Message::Abort { room: 1, generation: 2, num_receivers: 3, code: -1, text: "é".into() },
+            &[8, 1, 2, 3, 1, 2, 0xc3, 0xa9],
+        ),
         (Message::Drained { room: 1, generation: 2 }, &[9, 1, 2]),
         (Message::Ask { room: 1, generation: 2, num_chunks: 3 }, &[10, 1, 2, 3]),
         (Message::Ungranted { room: 1, generation: 2 }, &[11, 1, 2]),

@@ -23,7 +23,7 @@ pub type PeerId = u64;
 pub type Millis = u64;
 
 /// A room's state, with the values of SGLang's `KVPoll`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum State {
     /// Ended: see the cause.
@@ -71,7 +71,7 @@ const ASK_AFTER: Millis = 1000;
 const MAX_ASK_AFTER: Millis = 8000;
 
 /// When to ask again: what is asked of a stopped peer waits in the transport's memory, so ever more rarely.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 struct Patience {
     since: Millis,
     after: Millis,
@@ -97,7 +97,7 @@ impl Patience {
 pub type StateIndices = (u32, Vec<i32>);
 
 /// One chunk on its way to one receiver.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Job {
     /// The room.
     pub room: u64,
@@ -162,7 +162,7 @@ pub struct View {
 }
 
 /// Either machine.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub enum Room {
     /// We send.
     Sender(Sender),

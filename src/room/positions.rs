@@ -1,7 +1,7 @@
 //! Which positions of a room's page list have been covered, as disjoint ranges.
 
 /// Disjoint ranges `start -> end`, neighbours merged. In order of arrival this is one entry.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Hash)]
 pub struct Positions {
     ranges: std::collections::BTreeMap<u64, u64>,
 }

@@ -10,7 +10,7 @@ use super::positions::Positions;
 use super::{Action, MAX_ASK_AFTER, Millis, Patience, PeerId, State, View};
 
 /// What the receiver expects of one sender, declared when the room is opened.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Expectation {
     /// The sender.
     pub peer: PeerId,
@@ -23,7 +23,7 @@ pub struct Expectation {
 }
 
 /// A chunk of which slices have landed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 struct Partial {
     chunk: LandedChunk,
     num_slices: u32,
@@ -32,7 +32,7 @@ struct Partial {
 }
 
 /// One sender of the room.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 struct Source {
     expected: Expectation,
     granted: bool,
@@ -71,7 +71,7 @@ pub enum Landing {
 }
 
 /// The receiver's state machine.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Receiver {
     room: u64,
     generation: u64,
@@ -161,11 +161,16 @@ impl Receiver {
         });
     }
 
+    /// Whether a sender has yet to be told that the room failed before it could be granted: to it, this life is not over.
+    pub fn owes_word(&self) -> bool {
+        self.cause.is_some() && self.sources.iter().any(|source| !source.granted && !source.told)
+    }
+
     /// A sender has connected back.
     pub fn peer_ready(&mut self, peer: PeerId, now: Millis, out: &mut Vec<Action>) {
         if let Some(cause) = &self.cause {
             // It may be waiting for a grant that never comes.
-            let message = abort_message(self.room, self.generation, cause);
+            let message = self.abort_message(cause);
             let waits = |source: &&mut Source| source.expected.peer == peer && !source.granted && !source.told;
             if let Some(source) = self.sources.iter_mut().find(waits) {
                 source.told = true;
@@ -204,7 +209,7 @@ impl Receiver {
         if self.succeeded {
             out.push(Action::Tell(peer, Message::Done { room: self.room, generation }));
         } else if let Some(cause) = &self.cause {
-            out.push(Action::Tell(peer, abort_message(self.room, generation, cause)));
+            out.push(Action::Tell(peer, self.abort_message(cause)));
         } else if !self.sources[i].finished {
             self.sources[i].patience = Patience::new(now);
             self.ask(i, out);
@@ -398,9 +403,10 @@ impl Receiver {
         true
     }
 
-    /// A sender says that nothing of it is in flight. False: it does not concern this life of the room.
+    /// A sender says that nothing of it is in flight, or ever will be; why may still be on its way. False: it does not
+    /// concern this life of the room.
     pub fn drained(&mut self, peer: PeerId, generation: u64) -> bool {
-        if generation != self.generation || self.cause.is_none() {
+        if generation != self.generation || self.succeeded {
             return false;
         }
         match self.sources.iter_mut().find(|s| s.expected.peer == peer && s.granted) {
@@ -431,9 +437,8 @@ impl Receiver {
     /// The sender has been heard again after a silence: ask it once more to drain what it has not confirmed.
     pub fn ask_again(&mut self, peer: PeerId, out: &mut Vec<Action>) {
         let Some(cause) = &self.cause else { return };
-        let generation = self.generation;
         for source in self.sources.iter().filter(|s| s.expected.peer == peer && !s.is_drained()) {
-            out.push(Action::Tell(source.expected.peer, abort_message(self.room, generation, cause)));
+            out.push(Action::Tell(source.expected.peer, self.abort_message(cause)));
         }
     }
 
@@ -476,15 +481,22 @@ impl Receiver {
         if self.cause.is_some() || self.succeeded {
             return;
         }
+        let message = self.abort_message(&cause);
         for source in &mut self.sources {
             source.partial.clear();
             if source.granted && !source.told {
                 source.told = true;
-                out.push(Action::Tell(source.expected.peer, abort_message(self.room, self.generation, &cause)));
+                out.push(Action::Tell(source.expected.peer, message.clone()));
             }
         }
         self.patience = Patience::new(self.patience.since);
         self.cause = Some(cause);
+    }
+
+    fn abort_message(&self, cause: &Error) -> Message {
+        let num_receivers = self.sources.first().map_or(1, |source| source.expected.grant.num_receivers);
+        let (room, generation) = (self.room, self.generation);
+        Message::Abort { room, generation, num_receivers, code: cause.code, text: cause.text.to_string() }
     }
 
     /// The state.
@@ -545,8 +557,4 @@ fn contradicts(grant: &GrantBody, chunk: &LandedChunk) -> bool {
         || page_offset.checked_add(num_pages).is_none_or(|end| end > granted)
         || (num_pages == 0 && last.is_none())
         || last.is_some_and(|last| chunk.checked_add(1) != Some(last.num_chunks))
-}
-
-fn abort_message(room: u64, generation: u64, cause: &Error) -> Message {
-    Message::Abort { room, generation, code: cause.code, text: cause.text.to_string() }
 }

@@ -10,7 +10,7 @@ use super::positions::Positions;
 use super::{Action, Job, MAX_ASK_AFTER, Millis, Patience, PeerId, Settled, State, StateIndices, View};
 
 /// A chunk as the caller gives it, its indices already checked against our own regions.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Chunk {
     /// Our page indices.
     pub pages: Arc<[i32]>,
@@ -27,7 +27,7 @@ pub struct Chunk {
 }
 
 /// A sender's time limits and what our engine has registered.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Hash)]
 pub struct SenderLimits {
     /// How long the first chunk waits for the grants.
     pub grant_timeout: Millis,
@@ -38,7 +38,7 @@ pub struct SenderLimits {
 }
 
 /// One receiver of the room.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 struct Grant {
     peer: PeerId,
     generation: u64,
@@ -82,7 +82,7 @@ impl Grant {
 }
 
 /// The sender's state machine.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Sender {
     room: u64,
     limits: SenderLimits,
@@ -302,8 +302,8 @@ impl Sender {
         }
     }
 
-    /// A receiver's grant has come. `groups` are the state groups that both sides have. False: it is answered with a
-    /// failure, and this life of the room at the receiver will never be sent anything.
+    /// A receiver's grant has come. `groups` are the state groups that both sides have. `Err` is what it is answered with:
+    /// this life of the room at the receiver will never be sent anything.
     pub fn grant(
         &mut self,
         peer: PeerId,
@@ -312,39 +312,26 @@ impl Sender {
         groups: Arc<[u32]>,
         now: Millis,
         out: &mut Vec<Action>,
-    ) -> bool {
+    ) -> Result<()> {
         if let Some(known) = self.grants.iter().find(|grant| grant.peer == peer) {
             // The same one again changes nothing; another generation means that the receiver has moved on.
             if known.generation >= generation {
-                return known.generation == generation;
+                return Ok(());
             }
-            if self.state() == State::Success {
-                let text = format!("room {}: the sender has not released its earlier life", self.room);
-                out.push(Action::Tell(
-                    peer,
-                    Message::Failed { room: self.room, generation, code: NIXL_ERR_ROOM_IN_USE, drained: true, text },
-                ));
-            } else {
-                let cause = Error::new(NIXL_ERR_PROTOCOL, format!("room {}: the receiver opened it again", self.room));
-                self.fail(cause, out);
-                out.push(Action::Tell(peer, self.failed_message(generation, true)));
+            if self.state() != State::Success {
+                let text = format!("room {}: the receiver opened it again", self.room);
+                self.fail(Error::new(NIXL_ERR_PROTOCOL, text), out);
             }
-            return false;
+            return self.refuse(peer, generation, out);
         }
         if self.cause.is_some() {
-            out.push(Action::Tell(peer, self.failed_message(generation, true)));
             // Answered: with it, nothing more is owed to this receiver.
             let answered = Grant { told: true, drained: true, ..Grant::new(peer, generation, body, groups, now) };
             self.grants.push(answered);
-            return false;
+            return self.refuse(peer, generation, out);
         }
         if self.granted() {
-            let text = format!("room {}: more receivers than the {} that were announced", self.room, self.grants.len());
-            out.push(Action::Tell(
-                peer,
-                Message::Failed { room: self.room, generation, code: NIXL_ERR_PROTOCOL, drained: true, text },
-            ));
-            return false;
+            return self.refuse(peer, generation, out);
         }
         self.last_progress = now;
         let first = self.grants.first().map(|grant| (grant.body.pages.len(), grant.body.num_receivers));
@@ -361,7 +348,26 @@ impl Sender {
         } else if self.granted() {
             self.start(out);
         }
-        true
+        Ok(())
+    }
+
+    /// Answers a grant that comes too late, or is one too many.
+    fn refuse(&self, peer: PeerId, generation: u64, out: &mut Vec<Action>) -> Result<()> {
+        let room = self.room;
+        let cause = match &self.cause {
+            Some(cause) => cause.clone(),
+            None if self.state() == State::Success => {
+                let text = format!("room {room}: the sender has not released its earlier life");
+                Error::new(NIXL_ERR_ROOM_IN_USE, text)
+            }
+            None => {
+                let text = format!("room {room}: more receivers than the {} that were announced", self.grants.len());
+                Error::new(NIXL_ERR_PROTOCOL, text)
+            }
+        };
+        let (code, text) = (cause.code, cause.text.to_string());
+        out.push(Action::Tell(peer, Message::Failed { room, generation, code, drained: true, text }));
+        Err(cause)
     }
 
     /// All grants are there: check what waited against them and send it.
@@ -452,13 +458,21 @@ impl Sender {
 
     /// The receiver gives the room up and waits for us to drain. False: it is of a life of the room that we hold no
     /// grant of, and that will never be sent anything.
-    pub fn aborted(&mut self, peer: PeerId, generation: u64, cause: Error, out: &mut Vec<Action>) -> bool {
+    pub fn aborted(
+        &mut self,
+        peer: PeerId,
+        generation: u64,
+        num_receivers: u32,
+        cause: Error,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let Some(grant) = self.grants.iter_mut().find(|grant| grant.peer == peer && grant.generation == generation)
         else {
             out.push(Action::Tell(peer, Message::Drained { room: self.room, generation }));
             // Given up before its grant could come: whoever waits for that need not wait any longer.
             if !self.concerns(peer) && !self.granted() {
                 self.fail(cause, out);
+                self.knows(peer, generation, num_receivers);
             }
             return false;
         };
@@ -468,6 +482,13 @@ impl Sender {
         self.fail(cause, out);
         self.tell_drained(out);
         true
+    }
+
+    /// A receiver that has not granted knows that the room has failed: it is owed no answer.
+    pub fn knows(&mut self, peer: PeerId, generation: u64, num_receivers: u32) {
+        let body = Arc::new(GrantBody { num_receivers, ..GrantBody::default() });
+        let grant = Grant::new(peer, generation, body, Arc::default(), self.last_progress);
+        self.grants.push(Grant { told: true, drained: true, ..grant });
     }
 
     /// The caller, or the engine on its behalf, gives the room up.

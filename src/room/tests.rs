@@ -227,11 +227,11 @@ impl World {
                     .add(fragment, num_fragments, &payload, 1 << 20)
                     .unwrap()
                     .unwrap();
-                machine.grant(peer, generation, Arc::new(body), Arc::default(), self.now, &mut out);
+                let _ = machine.grant(peer, generation, Arc::new(body), Arc::default(), self.now, &mut out);
             }
             Message::Done { generation, .. } => assert!(machine.done(peer, generation, self.now)),
-            Message::Abort { generation, code, text, .. } => {
-                machine.aborted(peer, generation, Error::new(code, text), &mut out);
+            Message::Abort { generation, num_receivers, code, text, .. } => {
+                machine.aborted(peer, generation, num_receivers, Error::new(code, text), &mut out);
             }
             other => panic!("unexpected {other:?}"),
         }
@@ -439,7 +439,7 @@ fn granted_sender(num_pages: usize, owner: bool) -> Sender {
     let limits = SenderLimits { grant_timeout: 100, room_timeout: 1000, has_aux: true };
     let mut sender = Sender::new(ROOM, limits, 0);
     let body = grant_body(num_pages, owner, 1);
-    sender.grant(RECEIVER, GENERATION, Arc::new(body), Arc::default(), 0, &mut Vec::new());
+    let _ = sender.grant(RECEIVER, GENERATION, Arc::new(body), Arc::default(), 0, &mut Vec::new());
     sender
 }
 
@@ -534,7 +534,7 @@ fn sender_to_two(num_pages: usize) -> Sender {
     let mut sender = Sender::new(ROOM, SenderLimits { grant_timeout: 100, room_timeout: 1000, has_aux: true }, 0);
     for i in 0..2 {
         let body = Arc::new(grant_body(num_pages, true, 2));
-        sender.grant(RECEIVER + i, GENERATION + i, body, Arc::default(), 0, &mut Vec::new());
+        let _ = sender.grant(RECEIVER + i, GENERATION + i, body, Arc::default(), 0, &mut Vec::new());
     }
     sender
 }
@@ -574,17 +574,17 @@ fn nothing_moves_before_every_receiver_has_granted() {
     sender.chunk(chunk(0..2, false, true), 1, &mut out).unwrap();
     // The same grant three times is one receiver, not three.
     for _ in 0..3 {
-        sender.grant(RECEIVER, GENERATION, body.clone(), Arc::default(), 2, &mut out);
+        let _ = sender.grant(RECEIVER, GENERATION, body.clone(), Arc::default(), 2, &mut out);
     }
     assert_eq!(sender.state(), State::Bootstrapping);
     assert!(out.is_empty());
-    sender.grant(RECEIVER + 1, GENERATION + 1, body.clone(), Arc::default(), 3, &mut out);
+    let _ = sender.grant(RECEIVER + 1, GENERATION + 1, body.clone(), Arc::default(), 3, &mut out);
     assert_eq!(num_jobs(&out), 2);
-    sender.grant(RECEIVER + 1, GENERATION + 1, body.clone(), Arc::default(), 3, &mut out);
+    let _ = sender.grant(RECEIVER + 1, GENERATION + 1, body.clone(), Arc::default(), 3, &mut out);
     assert_eq!(num_jobs(&out), 2, "a repeated grant sends nothing twice");
     // One more than were announced is turned away and harms nobody.
     out.clear();
-    sender.grant(RECEIVER + 2, GENERATION + 2, body, Arc::default(), 4, &mut out);
+    let _ = sender.grant(RECEIVER + 2, GENERATION + 2, body, Arc::default(), 4, &mut out);
     assert_eq!(told_failed(&out), [(RECEIVER + 2, GENERATION + 2, NIXL_ERR_PROTOCOL, true)]);
     assert_eq!(out.len(), 1);
     out.clear();
@@ -605,14 +605,15 @@ fn receivers_that_differ_are_both_told() {
     for (pages, receivers) in [(5, 2), (4, 3)] {
         let mut sender = Sender::new(ROOM, SenderLimits { grant_timeout: 100, room_timeout: 1000, has_aux: true }, 0);
         let mut out = Vec::new();
-        sender.grant(RECEIVER, 1, Arc::new(grant_body(4, true, 2)), Arc::default(), 0, &mut out);
-        sender.grant(RECEIVER + 1, 2, Arc::new(grant_body(pages, true, receivers)), Arc::default(), 0, &mut out);
+        let _ = sender.grant(RECEIVER, 1, Arc::new(grant_body(4, true, 2)), Arc::default(), 0, &mut out);
+        let _ =
+            sender.grant(RECEIVER + 1, 2, Arc::new(grant_body(pages, true, receivers)), Arc::default(), 0, &mut out);
         let code = NIXL_ERR_PAGE_COUNT;
         assert_eq!(told_failed(&out), [(RECEIVER, 1, code, true), (RECEIVER + 1, 2, code, true)]);
         assert!(sender.quiesced());
         // A third that comes late hears of it too.
         out.clear();
-        sender.grant(RECEIVER + 2, 3, Arc::new(grant_body(4, true, 2)), Arc::default(), 0, &mut out);
+        let _ = sender.grant(RECEIVER + 2, 3, Arc::new(grant_body(4, true, 2)), Arc::default(), 0, &mut out);
         assert_eq!(told_failed(&out), [(RECEIVER + 2, 3, code, true)]);
     }
 }
@@ -624,11 +625,11 @@ fn an_abort_by_one_of_two_receivers_drains_both() {
     sender.chunk(chunk(0..2, true, true), 1, &mut out).unwrap();
     out.clear();
     // From another life of the room: it has nothing in flight, and the room goes on.
-    sender.aborted(RECEIVER, GENERATION - 1, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
+    sender.aborted(RECEIVER, GENERATION - 1, 2, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
     assert_eq!(told_drained(&out), [(RECEIVER, GENERATION - 1)]);
     assert_eq!(sender.state(), State::Transferring);
     out.clear();
-    sender.aborted(RECEIVER, GENERATION, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
+    sender.aborted(RECEIVER, GENERATION, 2, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
     assert_eq!(told_failed(&out), [(RECEIVER + 1, GENERATION + 1, NIXL_ERR_ABORTED, false)]);
     assert_eq!(told_drained(&out), [], "both transfers are in flight");
     out.clear();
@@ -642,7 +643,7 @@ fn an_abort_by_one_of_two_receivers_drains_both() {
     assert_eq!(sender.view().cause.unwrap().code, NIXL_ERR_ABORTED, "the first cause");
     // It missed the answer and asks again.
     out.clear();
-    sender.aborted(RECEIVER, GENERATION, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
+    sender.aborted(RECEIVER, GENERATION, 2, Error::new(NIXL_ERR_ABORTED, ""), &mut out);
     assert_eq!(told_drained(&out), [(RECEIVER, GENERATION)]);
     assert_eq!(out.len(), 1);
 }
@@ -652,12 +653,13 @@ fn an_abort_that_comes_before_the_grant_is_answered_and_ends_the_wait() {
     let mut sender = Sender::new(ROOM, SenderLimits { grant_timeout: 100, room_timeout: 1000, has_aux: true }, 0);
     let mut out = Vec::new();
     sender.chunk(chunk(0..2, true, true), 1, &mut out).unwrap();
-    assert!(!sender.aborted(RECEIVER, GENERATION, Error::new(NIXL_ERR_ABORTED, ""), &mut out));
+    assert!(!sender.aborted(RECEIVER, GENERATION, 1, Error::new(NIXL_ERR_ABORTED, ""), &mut out));
     assert_eq!(told_drained(&out), [(RECEIVER, GENERATION)]);
     assert_eq!(sender.view().cause.unwrap().code, NIXL_ERR_ABORTED);
+    assert!(sender.owes_an_answer().is_none(), "the only receiver knows");
     out.clear();
     let body = Arc::new(grant_body(2, true, 1));
-    assert!(!sender.grant(RECEIVER, GENERATION + 1, body, Arc::default(), 2, &mut out));
+    assert!(sender.grant(RECEIVER, GENERATION + 1, body, Arc::default(), 2, &mut out).is_err());
     assert_eq!(told_failed(&out), [(RECEIVER, GENERATION + 1, NIXL_ERR_ABORTED, true)]);
 }
 
@@ -703,7 +705,7 @@ fn a_receiver_that_opens_the_room_again_ends_its_earlier_life_only_when_that_is_
     let mut out = Vec::new();
     sender.chunk(chunk(0..2, true, true), 1, &mut out).unwrap();
     out.clear();
-    sender.grant(RECEIVER, GENERATION + 9, Arc::new(grant_body(2, true, 2)), Arc::default(), 2, &mut out);
+    let _ = sender.grant(RECEIVER, GENERATION + 9, Arc::new(grant_body(2, true, 2)), Arc::default(), 2, &mut out);
     let code = NIXL_ERR_PROTOCOL;
     assert_eq!(
         told_failed(&out),
@@ -725,7 +727,11 @@ fn a_drained_message_frees_pages_only_after_a_failure() {
     let mut world = World::new(1, 2, 1, 4);
     let receiver = &mut world.receivers[0];
     let mut out = Vec::new();
-    assert!(!receiver.drained(0, GENERATION), "nobody has failed");
+    let mut early = receiver.clone();
+    assert!(early.drained(0, GENERATION) && !early.quiesced(), "nobody has failed");
+    early.failed(0, GENERATION, Error::new(NIXL_ERR_XFER_FAILED, ""), false, &mut out);
+    assert!(early.drained(1, GENERATION) && early.quiesced(), "it may overtake the reason");
+    out.clear();
     let cause = Error::new(NIXL_ERR_XFER_FAILED, "");
     assert!(!receiver.failed(0, GENERATION + 1, cause.clone(), true, &mut out), "another life");
     assert!(receiver.failed(0, GENERATION, cause, false, &mut out));
@@ -812,7 +818,7 @@ fn d7_hostile_messages_never_panic() {
                 },
                 2 => Message::Done { room, generation },
                 3 => Message::Failed { room, generation, code, drained: dice.roll(2) == 0, text },
-                4 => Message::Abort { room, generation, code, text },
+                4 => Message::Abort { room, generation, num_receivers: edge(&mut dice) as u32, code, text },
                 _ => Message::Drained { room, generation },
             };
             let mut frame = encode(&message);
@@ -837,9 +843,11 @@ fn d7_hostile_messages_never_panic() {
                 Message::Grant { generation, fragment, num_fragments, payload, .. } => {
                     if dice.roll(3) == 0 {
                         let body = grant_body(dice.roll(8) as usize, dice.roll(2) == 0, dice.roll(4) as u32);
-                        sender.grant(RECEIVER + peer, generation, Arc::new(body), Arc::default(), step, &mut out);
+                        let _ =
+                            sender.grant(RECEIVER + peer, generation, Arc::new(body), Arc::default(), step, &mut out);
                     } else if let Ok(Some(body)) = assembly.add(fragment, num_fragments, &payload, 1000) {
-                        sender.grant(RECEIVER + peer, generation, Arc::new(body), Arc::default(), step, &mut out);
+                        let _ =
+                            sender.grant(RECEIVER + peer, generation, Arc::new(body), Arc::default(), step, &mut out);
                         assembly = GrantAssembly::default();
                     }
                 }
@@ -852,8 +860,8 @@ fn d7_hostile_messages_never_panic() {
                 Message::Failed { generation, code, drained, text, .. } => {
                     receiver.failed(peer, generation, Error::new(code, text), drained, &mut out);
                 }
-                Message::Abort { generation, code, text, .. } => {
-                    sender.aborted(RECEIVER + peer, generation, Error::new(code, text), &mut out);
+                Message::Abort { generation, num_receivers, code, text, .. } => {
+                    sender.aborted(RECEIVER + peer, generation, num_receivers, Error::new(code, text), &mut out);
                 }
                 Message::Drained { generation, .. } => {
                     receiver.drained(peer, generation);
@@ -893,7 +901,7 @@ fn a_room_opened_again_before_the_sender_released_it_is_refused_with_a_reason() 
     assert!(sender.done(RECEIVER, GENERATION, 2));
     assert_eq!(sender.state(), State::Success);
     out.clear();
-    sender.grant(RECEIVER, GENERATION + 1, Arc::new(grant_body(1, true, 1)), Arc::default(), 3, &mut out);
+    let _ = sender.grant(RECEIVER, GENERATION + 1, Arc::new(grant_body(1, true, 1)), Arc::default(), 3, &mut out);
     assert_eq!(told_failed(&out), [(RECEIVER, GENERATION + 1, NIXL_ERR_ROOM_IN_USE, true)]);
     assert_eq!(sender.state(), State::Success);
 }

@@ -45,7 +45,7 @@ impl Control {
 
     /// Sends what is queued; gives the connections over which nothing goes any more.
     fn send(&mut self) -> (bool, Vec<(Arc<Link>, Error)>) {
-        self.shared.tables().take_outgoing(MAX_SENDS_PER_ROUND, &mut self.sending);
+        self.shared.tables().outbox.take(MAX_SENDS_PER_ROUND, &mut self.sending);
         let busy = !self.sending.is_empty();
         let mut broken: Vec<(Arc<Link>, Error)> = Vec::new();
         for Outgoing { link, message } in self.sending.drain(..) {

@@ -52,7 +52,10 @@ enum {
     OP_DISCONNECT,
     OP_REGISTER_MORE,
     OP_DEREGISTER,
+    OP_MOVE,
+    OP_STAMP,
     OP_STATS,
+    OP_HEALTH,
     OP_SHUTDOWN,
     OP_QUIT,
 };
@@ -68,11 +71,13 @@ typedef struct op {
 typedef struct answer {
     int32_t status; /* of the call */
     int32_t error;
-    uint32_t state, quiesced;
+    uint32_t state, quiesced, suspect;
     uint64_t num_chunks, num_pages, num_bytes;
     uint64_t value; /* EXPORT: length; CONNECT: peer; CHECK: wrong words */
     uint64_t stray; /* CHECK: items outside the request that are not poison */
+    uint64_t alien; /* CHECK: words of the request's pages that are neither its own nor poison */
     nixlkv_stats_t stats;
+    nixlkv_health_t health;
     char text[MAX_TEXT]; /* the room's error text, or the call's last error */
 } answer_t;
 
@@ -83,10 +88,41 @@ typedef struct store {
     node_config_t config;
     char *kv, *aux, *state, *more;
     uint64_t more_id;
+    uint64_t ids[64], num_ids;
 } store_t;
 
 static inline char *layer_of(const store_t *s, uint32_t layer) {
     return s->kv + (size_t)layer * (size_t)s->config.num_pages * s->config.page_len;
+}
+
+/* Registers KV, aux and state, in new memory full of poison. */
+static inline int32_t store_register(store_t *s) {
+    const node_config_t *c = &s->config;
+    const uint64_t layer_len = (uint64_t)c->num_pages * c->page_len;
+    nixlkv_region_t regions[64];
+    uint32_t n = 0;
+    CHECK(c->num_layers <= 60);
+    s->kv = map_bytes(layer_len * c->num_layers);
+    poison(s->kv, layer_len * c->num_layers);
+    for (uint32_t i = 0; i < c->num_layers; i++) {
+        regions[n] = region(NIXLKV_REGION_KV, layer_of(s, i), layer_len, c->page_len);
+        regions[n++].layer_id = c->first_layer + i;
+    }
+    s->aux = map_bytes(NODE_SLOTS * NODE_AUX);
+    poison(s->aux, NODE_SLOTS * NODE_AUX);
+    if (!c->no_aux) regions[n++] = region(NIXLKV_REGION_AUX, s->aux, NODE_SLOTS * NODE_AUX, NODE_AUX);
+    s->state = map_bytes(NODE_SLOTS * NODE_STATE);
+    poison(s->state, NODE_SLOTS * NODE_STATE);
+    if (!c->no_state) regions[n++] = region(NIXLKV_REGION_STATE, s->state, NODE_SLOTS * NODE_STATE, NODE_STATE);
+    s->num_ids = n;
+    return nixlkv_register(s->engine, regions, n, s->ids);
+}
+
+/* Deregisters all that store_register did and registers it anew elsewhere. What was there stays mapped, so that a late
+ * write would find it. */
+static inline int32_t store_move(store_t *s) {
+    const int32_t status = nixlkv_deregister(s->engine, s->ids, s->num_ids);
+    return status == NIXL_OK ? store_register(s) : status;
 }
 
 static inline void store_open(store_t *s) {
@@ -104,24 +140,7 @@ static inline void store_open(store_t *s) {
     config.queue_depth = c->queue_depth;
     config.num_workers = c->num_workers;
     CHECK_OK(nixlkv_engine_create(&config, &s->engine));
-
-    const uint64_t layer_len = (uint64_t)c->num_pages * c->page_len;
-    nixlkv_region_t regions[64];
-    uint32_t n = 0;
-    CHECK(c->num_layers <= 60);
-    s->kv = map_bytes(layer_len * c->num_layers);
-    poison(s->kv, layer_len * c->num_layers);
-    for (uint32_t i = 0; i < c->num_layers; i++) {
-        regions[n] = region(NIXLKV_REGION_KV, layer_of(s, i), layer_len, c->page_len);
-        regions[n++].layer_id = c->first_layer + i;
-    }
-    s->aux = map_bytes(NODE_SLOTS * NODE_AUX);
-    poison(s->aux, NODE_SLOTS * NODE_AUX);
-    if (!c->no_aux) regions[n++] = region(NIXLKV_REGION_AUX, s->aux, NODE_SLOTS * NODE_AUX, NODE_AUX);
-    s->state = map_bytes(NODE_SLOTS * NODE_STATE);
-    poison(s->state, NODE_SLOTS * NODE_STATE);
-    if (!c->no_state) regions[n++] = region(NIXLKV_REGION_STATE, s->state, NODE_SLOTS * NODE_STATE, NODE_STATE);
-    CHECK_OK(nixlkv_register(s->engine, regions, n, NULL));
+    CHECK_OK(store_register(s));
 }
 
 /* The request's page list on one side; free it. */
@@ -135,14 +154,20 @@ static inline int32_t *page_list(const store_t *s, uint64_t seed, int32_t base, 
     return list;
 }
 
-static inline int32_t node_send(store_t *s, const op_t *op) {
+/* Writes the request's contents into the source pages of a part of it. */
+static inline void node_stamp(store_t *s, const op_t *op, const int32_t *list) {
     const request_t *r = &op->request;
-    int32_t *list = page_list(s, r->from_seed, r->from_base, r->total);
-    const bool last = (op->flags & NIXLKV_CHUNK_LAST) != 0;
     for (uint32_t layer = 0; layer < s->config.num_layers; layer++)
         for (uint64_t i = op->offset; i < op->offset + op->count; i++)
             if (list[i] >= 0 && list[i] < s->config.num_pages)
                 stamp_item(layer_of(s, layer), s->config.page_len, list[i], r->key, s->config.first_layer + layer, i);
+}
+
+static inline int32_t node_send(store_t *s, const op_t *op) {
+    const request_t *r = &op->request;
+    int32_t *list = page_list(s, r->from_seed, r->from_base, r->total);
+    const bool last = (op->flags & NIXLKV_CHUNK_LAST) != 0;
+    node_stamp(s, op, list);
     nixlkv_chunk_t chunk = chunk_of(r->room, list + op->offset, op->count, op->offset, op->flags);
     nixlkv_state_indices_t state;
     CHECK_OK(nixlkv_state_indices_init(&state, sizeof state));
@@ -202,6 +227,13 @@ static inline void node_check(const store_t *s, const op_t *op, answer_t *answer
         if (slot == r->state_to) answer->value += wrong_words(s->state, NODE_STATE, slot, r->key, 2000, 0);
         else answer->stray += unpoisoned_words(s->state, NODE_STATE, slot) != 0;
     }
+    for (uint32_t layer = 0; answer->value != 0 && layer < s->config.num_layers; layer++)
+        for (uint64_t i = 0; i < r->total; i++) {
+            const uint64_t *words = (const uint64_t *)(layer_of(s, layer) + (uint64_t)list[i] * s->config.page_len);
+            for (uint64_t k = 0; k < s->config.page_len / 8; k++)
+                answer->alien +=
+                    words[k] != POISON && words[k] != stamp(r->key, s->config.first_layer + layer, i, k);
+        }
     free(ours);
     free(list);
 }
@@ -214,6 +246,7 @@ static inline int32_t node_poll(const store_t *s, uint64_t room, answer_t *answe
     answer->state = status.state;
     answer->error = status.error;
     answer->quiesced = status.quiesced;
+    answer->suspect = status.suspect;
     answer->num_chunks = status.num_chunks;
     answer->num_pages = status.num_pages;
     answer->num_bytes = status.num_bytes;
@@ -264,6 +297,17 @@ static inline int node_serve(store_t *s, int fd) {
             break;
         }
         case OP_DEREGISTER: answer.status = nixlkv_deregister(s->engine, &s->more_id, 1); break;
+        case OP_MOVE: answer.status = store_move(s); break;
+        case OP_STAMP: {
+            int32_t *list = page_list(s, op.request.from_seed, op.request.from_base, op.request.total);
+            node_stamp(s, &op, list);
+            free(list);
+            break;
+        }
+        case OP_HEALTH:
+            CHECK_OK(nixlkv_health_init(&answer.health, sizeof answer.health));
+            answer.status = nixlkv_health(s->engine, &answer.health);
+            break;
         case OP_STATS:
             CHECK_OK(nixlkv_stats_init(&answer.stats, sizeof answer.stats));
             answer.status = nixlkv_stats(s->engine, &answer.stats);
@@ -400,6 +444,12 @@ static inline nixlkv_stats_t stats_of(const node_t *node) {
     return answer.stats;
 }
 
+static inline nixlkv_health_t health_of(const node_t *node) {
+    const answer_t answer = ask(node, &(op_t){.what = OP_HEALTH});
+    EXPECT(answer, NIXL_OK);
+    return answer.health;
+}
+
 static inline void poison_all(const node_t *node) { EXPECT(ask(node, &(op_t){.what = OP_POISON}), NIXL_OK); }
 
 /* The room ends within the time with the code, at this node, and its text holds the part. */
@@ -456,6 +506,12 @@ static inline void transfer_works(const node_t *from, const node_t *to, uint64_t
     EXPECT_CONTENTS(to, &r);
     EXPECT_OVER(to, room, NIXL_OK, "", 20000);
     EXPECT_OVER(from, room, NIXL_OK, "", 20000);
+}
+
+/* The grant of the room is at the sender. */
+static inline void await_granted(const node_t *node, uint64_t room) {
+    for (const uint64_t start = now_ms(); status_of(node, room).state != NIXLKV_ROOM_WAITING_FOR_INPUT; sleep_ms(1))
+        CHECK(now_ms() - start < 10000);
 }
 
 static inline void node_quit(node_t *node) {

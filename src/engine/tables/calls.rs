@@ -235,7 +235,9 @@ impl Tables {
         let items = self.parking.get(room);
         for item in items {
             if let Parked::Grant(body) = &item.item {
-                sender.grant(item.peer, item.generation, body.clone(), self.shared_groups(item.peer), now, out);
+                let groups = self.shared_groups(item.peer);
+                // What it is refused with is in `out`, and in the room.
+                let _ = sender.grant(item.peer, item.generation, body.clone(), groups, now, out);
             }
         }
         for item in items {
@@ -258,9 +260,7 @@ impl Tables {
                 && matches!(sender.state(), State::Bootstrapping | State::Failed)
             {
                 sender.abort(cause.clone(), out);
-                // It knows, and is owed no answer; so what the machine would tell it is not sent.
-                let body = Arc::new(GrantBody { num_receivers: *num_receivers, ..GrantBody::default() });
-                sender.grant(item.peer, item.generation, body, Arc::default(), now, &mut Vec::new());
+                sender.knows(item.peer, item.generation, *num_receivers);
             }
         }
         Ok(sender)

@@ -9,7 +9,7 @@ use crate::error::Error;
 const MAX_REMEMBERED: usize = 1 << 14;
 
 /// The lives of rooms at one receiver that will never be sent anything again. Its generations grow.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Hash)]
 pub struct Ended {
     /// All lower generations are over.
     below: u64,

@@ -6,7 +6,7 @@ use crate::error::*;
 use crate::protocol::GrantBody;
 
 /// Destination memory that rooms hold until they are quiesced.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct InUse {
     pages: HashMap<i32, u64>,
     aux: HashMap<i32, u64>,

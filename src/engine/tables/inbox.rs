@@ -88,7 +88,9 @@ impl Tables {
                 self.count_concern(concern);
             }
             Message::Failed { room, generation, code, drained, text } => {
-                let cause = error_of_peer(code, text);
+                // Of several senders, which: also the others hear it when we pass it on.
+                let name = self.peers.get(peer).map_or("", |entry| shortened(&entry.card.name));
+                let cause = error_of_peer(code, format!("{name}: {text}"));
                 let concern =
                     self.receiver(room, now, |receiver, out| receiver.failed(peer, generation, cause, drained, out));
                 self.count_concern(concern);
@@ -97,8 +99,8 @@ impl Tables {
                 let concern = self.receiver(room, now, |receiver, _| receiver.drained(peer, generation));
                 self.count_concern(concern);
             }
-            Message::Abort { room, generation, code, text } => {
-                self.aborted(peer, room, generation, error_of_peer(code, text), now);
+            Message::Abort { room, generation, num_receivers, code, text } => {
+                self.aborted(peer, room, (generation, num_receivers), error_of_peer(code, text), now);
             }
             Message::Ask { room, generation, num_chunks } => self.asked(peer, room, generation, num_chunks, now),
             Message::Ungranted { room, generation } => {
@@ -165,13 +167,14 @@ impl Tables {
     }
 
     /// A receiver gives a room up: we stop, drain and say so. What we never began is drained already.
-    fn aborted(&mut self, peer: PeerId, room: u64, generation: u64, cause: Error, now: Millis) {
+    fn aborted(&mut self, peer: PeerId, room: u64, (generation, num_receivers): (u64, u32), cause: Error, now: Millis) {
         self.assemblies.remove(&(peer, room));
         if self.is_over(peer, generation) {
             // It missed our answer. A room of this id that is open here is the next one.
             return self.tell(peer, Message::Drained { room, generation });
         }
-        let known = self.sender(room, now, |sender, out| sender.aborted(peer, generation, cause.clone(), out));
+        let known =
+            self.sender(room, now, |sender, out| sender.aborted(peer, generation, num_receivers, cause.clone(), out));
         if known == Some(true) {
             return;
         }
@@ -185,10 +188,6 @@ impl Tables {
             return count(&self.counters.messages_unknown_room);
         }
         // The prefill side has yet to hear of it: its first chunk finds the room failed.
-        let num_receivers = match self.parking.of(peer, room, generation).map(|item| &item.item) {
-            Some(Parked::Grant(body)) => body.num_receivers,
-            _ => 1,
-        };
         let expires = now.saturating_add(self.config.room_timeout);
         self.park(room, ParkedItem { peer, generation, item: Parked::Aborted(cause, num_receivers), expires });
     }
@@ -230,7 +229,7 @@ impl Tables {
         } else {
             count(&self.counters.messages_stale);
             let text = format!("room {room}: {} does not know this life of it", self.identity.name);
-            Message::Abort { room, generation, code: NIXL_ERR_PROTOCOL, text }
+            Message::Abort { room, generation, num_receivers: 1, code: NIXL_ERR_PROTOCOL, text }
         };
         self.tell(peer, answer);
     }
@@ -354,8 +353,8 @@ impl Tables {
                 let groups = self.shared_groups(peer);
                 let taken =
                     self.sender(room, now, |sender, out| sender.grant(peer, generation, body, groups, now, out));
-                if taken == Some(false) {
-                    self.ended(peer, generation, None);
+                if let Some(Err(cause)) = taken {
+                    self.ended(peer, generation, Some(&cause));
                 }
             }
             None => {
@@ -398,6 +397,15 @@ impl Tables {
         }
         check_indices(room, body, &entry.card.regions)
     }
+}
+
+/// As much of a name as leaves room for a cause in a message.
+fn shortened(name: &str) -> &str {
+    let mut end = name.len().min(48);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
 }
 
 /// A failure that a peer tells us.

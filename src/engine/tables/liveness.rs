@@ -6,9 +6,11 @@ use super::*;
 use crate::protocol::Card;
 
 /// How long after a loss the peer is connected again; then ever longer.
-const FIRST_RETRY: Millis = 100;
+const FIRST_RETRY: Millis = 250;
 /// The longest wait between two attempts.
 const LAST_RETRY: Millis = 3000;
+/// How long after a loss the last attempt is made.
+const RETRY_FOR: Millis = 600_000;
 /// How long such an attempt waits for the peer's answer.
 const RETRY_LIMIT: Millis = 3000;
 
@@ -71,7 +73,6 @@ impl Tables {
             // As long as it does not answer this is an attempt, and is given up in time.
             retry: old.and_then(|peer| peer.retry).map(|retry| Retry { due: now.saturating_add(RETRY_LIMIT), ..retry }),
             ended: old.map_or_else(Ended::default, |peer| peer.ended.clone()),
-            num_outgoing: old.map_or(0, |peer| peer.num_outgoing),
             card: Arc::new(card),
         };
         self.peers.insert(peer);
@@ -146,8 +147,7 @@ impl Tables {
         entry.standing = Standing::Closed;
         // One that has left comes back by itself, if at all.
         if cause.code != NIXL_ERR_PEER_DISCONNECTED {
-            let wait = entry.retry.map_or(FIRST_RETRY, |retry| retry.wait);
-            entry.retry = Some(Retry { due: now.saturating_add(wait), wait: wait.saturating_mul(2).min(LAST_RETRY) });
+            entry.retry_later(now);
         }
         entry.closed_because = Some(cause.clone());
         entry.link.closed.store(true, Ordering::Release);
@@ -301,8 +301,7 @@ impl Tables {
         if self.closing.is_empty() {
             return Vec::new();
         }
-        let pending: HashSet<PeerId> = self.outbox.iter().map(|outgoing| outgoing.link.peer).collect();
-        let ready = |link: &Link| link.in_flight.load(Ordering::Acquire) == 0 && !pending.contains(&link.peer);
+        let ready = |link: &Link| link.in_flight.load(Ordering::Acquire) == 0 && self.outbox.len_to(link.peer) == 0;
         self.closing.iter().filter(|(link, _)| ready(link)).cloned().collect()
     }
 
@@ -315,10 +314,17 @@ impl Tables {
         let is_due = |peer: &&Peer| {
             peer.standing == Standing::Closed
                 && peer.replaced.is_none()
-                && peer.retry.is_some_and(|retry| retry.due <= now)
+                && peer.retry.is_some_and(|retry| retry.due <= now && now < retry.until)
                 && !is_closing(peer)
         };
         self.peers.iter().filter(is_due).map(|peer| peer.card.clone()).collect()
+    }
+
+    /// Such an attempt has failed at once.
+    pub fn retry_failed(&mut self, card: &Card, now: Millis) {
+        if let Some(entry) = self.peers.same_instance(card).and_then(|peer| self.peers.get_mut(peer)) {
+            entry.retry_later(now);
+        }
     }
 
     /// These connections have been closed: the peers can write no more.
@@ -331,6 +337,14 @@ impl Tables {
 }
 
 impl Peer {
+    /// Books the next attempt to connect it again.
+    fn retry_later(&mut self, now: Millis) {
+        let first = Retry { due: 0, wait: FIRST_RETRY, until: now.saturating_add(RETRY_FOR) };
+        let Retry { wait, until, .. } = self.retry.unwrap_or(first);
+        let next = wait.saturating_mul(2).min(LAST_RETRY);
+        self.retry = Some(Retry { due: now.saturating_add(wait), wait: next, until });
+    }
+
     /// Why its regions or ours no longer are what the blobs said.
     pub fn stale(&self) -> Option<String> {
         (self.announced != self.card.revision).then(|| {

@@ -18,6 +18,7 @@ mod ended;
 mod in_use;
 mod inbox;
 mod liveness;
+mod outbox;
 mod parking;
 #[cfg(test)]
 mod tests;
@@ -25,10 +26,11 @@ mod tests;
 pub use calls::RecvRequest;
 pub use ended::Ended;
 pub use in_use::InUse;
+pub use outbox::{Outbox, Outgoing};
 pub use parking::{Parked, ParkedItem, Parking};
 
 /// A room with what the engine remembers beside the machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Entry {
     /// The machine.
     pub room: Room,
@@ -42,7 +44,7 @@ pub struct Entry {
 }
 
 /// A grant of which fragments are missing.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Assembly {
     /// Of which life of the room.
     pub generation: u64,
@@ -53,7 +55,7 @@ pub struct Assembly {
 }
 
 /// What is kept of a failed room that was released while receivers had still to be told.
-#[derive(Debug)]
+#[derive(Debug, Clone, Hash)]
 pub struct Tombstone {
     /// Why it failed.
     pub cause: Error,
@@ -63,17 +65,8 @@ pub struct Tombstone {
     pub num_told: u32,
 }
 
-/// A control message on its way out.
-#[derive(Debug)]
-pub struct Outgoing {
-    /// To whom.
-    pub link: Arc<Link>,
-    /// What.
-    pub message: Message,
-}
-
 /// A chunk on its way to the transfer threads.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct QueuedJob {
     /// The chunk.
     pub job: Job,
@@ -87,7 +80,7 @@ pub struct QueuedJob {
 
 /// Most control messages to one peer that wait to be sent. One on top is dropped, as if the network had lost it; a grant
 /// is dropped, or sent, as a whole.
-const MAX_OUTGOING_PER_PEER: u32 = 1 << 16;
+const MAX_OUTGOING_PER_PEER: usize = 1 << 16;
 /// Rooms whose success is remembered after their release, for senders that missed our confirmation.
 const MAX_DELIVERED: usize = 1 << 16;
 
@@ -102,6 +95,7 @@ pub struct Identity {
 
 /// The engine's state under its mutex. It is never held over a call of NIXL. What is walked through has an order, so
 /// that a simulation can be replayed.
+#[derive(Clone)]
 pub struct Tables {
     /// Who we are.
     pub identity: Identity,
@@ -125,7 +119,7 @@ pub struct Tables {
     /// Connections that close as soon as nothing is in flight on them.
     pub closing: Vec<(Arc<Link>, Error)>,
     /// Control messages to send.
-    pub outbox: VecDeque<Outgoing>,
+    pub outbox: Outbox,
     /// Chunks to send, per transfer thread.
     pub jobs: Vec<VecDeque<QueuedJob>>,
     /// Destination memory in use.
@@ -166,7 +160,7 @@ impl Tables {
             peers: Peers::default(),
             suspects: Vec::new(),
             closing: Vec::new(),
-            outbox: VecDeque::new(),
+            outbox: Outbox::default(),
             jobs: (0..num_workers).map(|_| VecDeque::new()).collect(),
             in_use: InUse::default(),
             num_pending: 0,
@@ -317,7 +311,7 @@ impl Tables {
     /// The lowest generation of ours that is not quiesced, or the next one. Grants of lower ones are void.
     fn oldest_generation(&self) -> u64 {
         let live = self.rooms.values().filter_map(|entry| match &entry.room {
-            Room::Receiver(receiver) if !receiver.quiesced() => Some(receiver.generation()),
+            Room::Receiver(receiver) if !receiver.quiesced() || receiver.owes_word() => Some(receiver.generation()),
             _ => None,
         });
         live.min().unwrap_or(self.next_generation)
@@ -343,7 +337,7 @@ impl Tables {
                 Action::Tell(peer, message) => self.tell(peer, message),
                 Action::Grant { peer, room, generation, body } => {
                     // It is asked for again when it does not come.
-                    if self.peers.get(peer).is_ok_and(|peer| peer.num_outgoing >= MAX_OUTGOING_PER_PEER) {
+                    if self.outbox.len_to(peer) >= MAX_OUTGOING_PER_PEER {
                         count(&self.counters.messages_dropped);
                         continue;
                     }
@@ -370,23 +364,11 @@ impl Tables {
 
     /// Queues a message. To a peer that is gone, or takes nothing, it is dropped.
     pub fn tell(&mut self, peer: PeerId, message: Message) {
-        let Some(peer) = self.peers.get_mut(peer) else { return };
-        if peer.num_outgoing >= MAX_OUTGOING_PER_PEER && !matches!(message, Message::Grant { .. }) {
+        let Ok(entry) = self.peers.get(peer) else { return };
+        if self.outbox.len_to(peer) >= MAX_OUTGOING_PER_PEER && !matches!(message, Message::Grant { .. }) {
             count(&self.counters.messages_dropped);
             return;
         }
-        peer.num_outgoing = peer.num_outgoing.saturating_add(1);
-        self.outbox.push_back(Outgoing { link: peer.link.clone(), message });
-    }
-
-    /// Takes the next messages to send, at most `most`.
-    pub fn take_outgoing(&mut self, most: usize, into: &mut Vec<Outgoing>) {
-        let most = self.outbox.len().min(most);
-        for outgoing in self.outbox.drain(..most) {
-            if let Some(peer) = self.peers.get_mut(outgoing.link.peer) {
-                peer.num_outgoing = peer.num_outgoing.saturating_sub(1);
-            }
-            into.push(outgoing);
-        }
+        self.outbox.push(Outgoing { link: entry.link.clone(), message });
     }
 }

@@ -13,7 +13,7 @@ const MAX_ABORTS: usize = 1 << 14;
 const MAX_INDICES: u64 = 1 << 24;
 
 /// What has come for a room that we have not opened.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub enum Parked {
     /// A grant.
     Grant(Arc<GrantBody>),
@@ -22,7 +22,7 @@ pub enum Parked {
 }
 
 /// A parked message.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct ParkedItem {
     /// From whom.
     pub peer: PeerId,
@@ -51,10 +51,11 @@ impl ParkedItem {
 }
 
 /// The parked messages, one for each peer and room.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Parking {
-    rooms: BTreeMap<u64, Vec<ParkedItem>>,
-    by_peer: BTreeMap<PeerId, usize>,
+    pub(super) rooms: BTreeMap<u64, Vec<ParkedItem>>,
+    /// Items and indices.
+    by_peer: BTreeMap<PeerId, (usize, u64)>,
     num_items: usize,
     num_indices: u64,
     /// The aborts, oldest first; some are no longer there.
@@ -91,12 +92,22 @@ impl Parking {
         self.remove(room, |old| old.peer == item.peer);
         let num_indices = item.num_indices();
         let mut dropped = Vec::new();
-        while self.num_items >= most || self.num_indices.saturating_add(num_indices) > MAX_INDICES {
-            if self.evict_abort() {
+        loop {
+            let too_many_items = self.num_items >= most;
+            if !too_many_items && self.num_indices.saturating_add(num_indices) <= MAX_INDICES {
+                break;
+            }
+            if too_many_items && self.evict_abort() {
                 continue;
             }
-            let greediest = self.by_peer.iter().max_by_key(|(_, count)| **count).map(|(peer, _)| *peer);
-            let last_of = |peer| self.rooms.iter().rev().find(|(_, items)| items.iter().any(|old| old.peer == peer));
+            let greed = |(_, (items, indices)): &(&PeerId, &(usize, u64))| {
+                if too_many_items { *items as u64 } else { *indices }
+            };
+            let greediest = self.by_peer.iter().max_by_key(greed).map(|(peer, _)| *peer);
+            let holds = |items: &[ParkedItem], peer| {
+                items.iter().any(|old| old.peer == peer && (too_many_items || old.num_indices() > 0))
+            };
+            let last_of = |peer| self.rooms.iter().rev().find(|(_, items)| holds(items, peer));
             match greediest.filter(|peer| *peer != item.peer).and_then(|peer| Some((peer, *last_of(peer)?.0))) {
                 Some((peer, from)) => {
                     let removed = self.remove(from, |old| old.peer == peer);
@@ -113,7 +124,8 @@ impl Parking {
         }
         self.num_items += 1;
         self.num_indices += num_indices;
-        *self.by_peer.entry(item.peer).or_default() += 1;
+        let held = self.by_peer.entry(item.peer).or_default();
+        *held = (held.0 + 1, held.1 + num_indices);
         self.rooms.entry(room).or_default().push(item);
         while self.aborts.len() > MAX_ABORTS && self.evict_abort() {}
         dropped
@@ -136,9 +148,9 @@ impl Parking {
         for item in &removed {
             self.num_items -= 1;
             self.num_indices -= item.num_indices();
-            if let Some(count) = self.by_peer.get_mut(&item.peer) {
-                *count -= 1;
-                if *count == 0 {
+            if let Some(held) = self.by_peer.get_mut(&item.peer) {
+                *held = (held.0 - 1, held.1 - item.num_indices());
+                if held.0 == 0 {
                     self.by_peer.remove(&item.peer);
                 }
             }
@@ -189,7 +201,7 @@ mod tests {
             let refused = parking.park(room, grant(2, room, 1), 100);
             assert_eq!((refused.len(), refused[0].1.peer), (1, 1));
         }
-        assert_eq!((parking.len(), parking.by_peer[&1], parking.by_peer[&2]), (100, 51, 49));
+        assert_eq!((parking.len(), parking.by_peer[&1].0, parking.by_peer[&2].0), (100, 51, 49));
         // Aborts go before any grant, the oldest first.
         parking.take_all(|item| item.peer == 1 && item.generation < 2);
         assert!(parking.park(300, abort(2, 300), 100).is_empty());
@@ -205,9 +217,12 @@ mod tests {
         assert!(parking.park(1, grant(1, 1, most / 2), 100).is_empty());
         assert!(parking.park(2, grant(1, 2, most / 2), 100).is_empty());
         assert_eq!(parking.park(3, grant(1, 3, 1), 100).len(), 1);
-        assert_eq!(parking.park(4, grant(2, 4, most), 100).len(), 2, "the greedier one's");
-        assert_eq!((parking.len(), parking.num_indices), (1, MAX_INDICES));
-        parking.take(4);
+        for room in 10..14 {
+            assert!(parking.park(room, grant(2, room, 0), 100).is_empty());
+        }
+        assert_eq!(parking.park(4, grant(2, 4, most), 100).len(), 2, "of whoever holds the most indices");
+        assert_eq!((parking.len(), parking.num_indices), (5, MAX_INDICES));
+        parking.take_all(|_| true);
         assert_eq!((parking.len(), parking.num_indices), (0, 0));
         assert!(parking.by_peer.is_empty());
     }

@@ -8,6 +8,7 @@ use crate::memory::Published;
 use crate::nixl::MemoryKind;
 use crate::protocol::Card;
 
+mod model;
 mod simulation;
 
 /// Bytes of a page, and of an aux slot.
@@ -24,6 +25,7 @@ struct Limits {
 }
 
 /// One engine's tables, with what peers need to know of it.
+#[derive(Clone)]
 struct Node {
     tables: Tables,
     published: Published,

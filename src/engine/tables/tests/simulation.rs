@@ -322,7 +322,7 @@ impl World {
     /// What an engine's threads do.
     fn work(&mut self, process: usize) {
         let mut sending = Vec::new();
-        self.processes[process].node.tables.take_outgoing(64, &mut sending);
+        self.processes[process].node.tables.outbox.take(64, &mut sending);
         let mut broken: Vec<PeerId> = Vec::new();
         for Outgoing { link, message } in sending {
             if link.agent.is_empty() || (link.is_closed() && !matches!(message, Message::Goodbye { .. })) {

@@ -1,7 +1,12 @@
-/* C8: the backend cannot start: no such network device, or no lane that it could use. Readable, and another attempt
- * in the same process succeeds. */
+/* C8: the backend cannot start: no such network device, no lane that it could use, or a network namespace of which even
+ * the loopback device is down. The reason is readable, nothing is left behind, and another attempt in the same process
+ * succeeds when the cause is gone. */
 /* quiet */
 #include "env.h"
+
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 
 static void try(const char *key, const char *value, const char *say) {
     const nixlkv_param_t param = {key, value};
@@ -11,15 +16,40 @@ static void try(const char *key, const char *value, const char *say) {
     expect_no_engine(&config, NIXL_ERR_BACKEND_FAILED, say);
 }
 
-int main(void) {
+/* A process in a fresh network namespace. As an ordinary user that takes a user namespace too. */
+static int without_network(int fd) {
+    (void)fd;
+    if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
+        FAIL("no network namespace can be made here: %s; run as root, or allow user namespaces", strerror(errno));
     const nixlkv_engine_config_t plain = engine_config(NIXLKV_ROLE_DECODE);
+    for (int i = 0; i < 3; i++) expect_no_engine(&plain, NIXL_ERR_BACKEND_FAILED, "UCX");
+    const int s = socket(AF_INET, SOCK_DGRAM, 0);
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    if (s < 0 || ioctl(s, SIOCSIFFLAGS, &lo) != 0) FAIL("lo cannot be brought up: %s", strerror(errno));
+    close(s);
+    expect_engines_work(plain);
+    return 0;
+}
+
+int main(void) {
+    expect_child_ok(spawn(without_network));
+    const nixlkv_engine_config_t plain = engine_config(NIXLKV_ROLE_DECODE);
+    usage_t after_one = {0};
     for (int round = 0; round < 2; round++) {
         try("UCX_NET_DEVICES", "nosuch0", "UCX");
         CHECK(strstr(nixlkv_last_error(), "nosuch0") != NULL);
         try("UCX_TLS", "posix,self", "UCX");
         try("UCX_NO_SUCH_SETTING", "1", "UCX_NO_SUCH_SETTING");
         expect_engines_work(plain);
+        if (round == 0) after_one = usage_of(getpid());
     }
+    for (int i = 0; i < 20; i++) try("UCX_NET_DEVICES", "nosuch0", "UCX");
+    const usage_t after_many = usage_of(getpid());
+    if (after_many.fds > after_one.fds || after_many.threads > after_one.threads ||
+        after_many.rss_kib > after_one.rss_kib + (8 << 10))
+        FAIL("20 attempts left %lld fds (%lld before), %lld threads (%lld), %lld KiB (%lld)", (long long)after_many.fds,
+             (long long)after_one.fds, (long long)after_many.threads, (long long)after_one.threads,
+             (long long)after_many.rss_kib, (long long)after_one.rss_kib);
     /* The same through the environment, which is the host's own. */
     CHECK(setenv("UCX_NET_DEVICES", "nosuch0", 1) == 0);
     expect_no_engine(&plain, NIXL_ERR_BACKEND_FAILED, "UCX");
