@@ -20,7 +20,16 @@ export NIXLKV_NIXL_LIBRARY ?= $(DEPS)/nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.
 export LIBCLANG_PATH ?= $(DEPS)/libclang-dir
 export BINDGEN_EXTRA_CLANG_ARGS ?= -I$(shell $(CC) -print-file-name=include 2>/dev/null)
 
-.PHONY: all demo test chaos fuzz header lint install install-built deps clean
+# Tests built for a sanitizer, in a folder of their own. The switches are open on a stable toolchain with RUSTC_BOOTSTRAP.
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+SUPPRESSIONS := $(CURDIR)/tests/sanitizers
+C_PROGRAMS := --locked --features fault-injection --test c_programs
+SANITIZED = RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(2)" NIXLKV_TEST_UNDER=$(1) $(3) \
+	$(CARGO) test $(C_PROGRAMS) --lib --no-fail-fast --target $(HOST) --target-dir $(TARGET)/$(1)
+# Whatever has this in its name: make check-asan ONLY=api_
+ONLY ?=
+
+.PHONY: all demo test check-asan check-tsan check-valgrind chaos fuzz header lint install install-built deps clean
 
 all: deps
 	$(CARGO) build --release --locked
@@ -29,8 +38,26 @@ demo: all
 	@$(MAKE) -s --no-print-directory -C examples-c NIXLKV=tree TARGET=$(TARGET)/release
 	@examples-c/build/demo
 
+# Everything, and the programs of single calls once more under AddressSanitizer and UBSan.
 test: deps
 	$(CARGO) test --locked --features fault-injection --no-fail-fast
+	NIXLKV_TEST_UNDER=asan $(CARGO) test $(C_PROGRAMS) -- --skip flow_ --skip env_
+
+# The C programs under AddressSanitizer, its leak checker and UBSan, the library built for it too; and the unit tests.
+check-asan: deps
+	$(call SANITIZED,asan,-Zsanitizer=address,LSAN_OPTIONS=suppressions=$(SUPPRESSIONS)/lsan.supp) $(ONLY)
+
+# The same under ThreadSanitizer, with a standard library that it understands.
+check-tsan: deps
+	python3 tests/sanitizers/tsan_sysroot.py $(TARGET)/tsan/sysroot
+	$(call SANITIZED,tsan,--sysroot=$(TARGET)/tsan/sysroot -Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer,\
+	    TSAN_OPTIONS=suppressions=$(SUPPRESSIONS)/tsan.supp) $(ONLY)
+
+# The C programs under valgrind's memcheck. Takes long.
+check-valgrind: deps
+	@command -v valgrind >/dev/null || \
+	    { echo "nixlkv: valgrind is missing: install it (Debian: apt-get install valgrind)" >&2; exit 1; }
+	NIXLKV_TEST_UNDER=valgrind $(CARGO) test $(C_PROGRAMS) $(ONLY)
 
 # The soak under faults, for as long as you like: `make chaos SECONDS=3600 SEED=7`. Its last line is `violations: N`.
 chaos: deps

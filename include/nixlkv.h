@@ -575,6 +575,10 @@ typedef struct nixlkv_stats_t {
      * Dropped: counted before.
      */
     uint64_t messages_duplicate;
+    /**
+     * Control messages not sent because too many to one peer waited. What matters of them is asked for again.
+     */
+    uint64_t messages_dropped;
 } nixlkv_stats_t;
 
 /**

@@ -48,7 +48,7 @@ fn rust_layouts() -> Vec<Layout> {
             struct_size, reserved, rooms_opened, rooms_succeeded, rooms_failed, rooms_active, rooms_unquiesced,
             chunks_pending, chunks_sent, bytes_sent, descriptors_sent, transfers_posted, transfers_in_flight,
             transfers_failed, messages_sent, messages_received, messages_malformed, messages_unknown_peer,
-            messages_unknown_room, messages_stale, messages_duplicate,
+            messages_unknown_room, messages_stale, messages_duplicate, messages_dropped,
         },
         nixlkv_health_t {
             struct_size, reserved, oldest_transfer_ms, oldest_transfer_room, num_peers, num_peers_suspect,

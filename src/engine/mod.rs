@@ -36,6 +36,9 @@ mod tables;
 pub use peers::{Link, ROLE_DECODE, ROLE_PREFILL, Standing};
 pub use rooms::WaitFor;
 pub use tables::{Identity, Outgoing, ParkedItem, QueuedJob, RecvRequest, Tables};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use {peers::check_card, tables::Parked};
 
 /// What an engine is created with. Defaults are filled in by the caller.
 #[derive(Debug, Clone)]
@@ -467,11 +470,11 @@ impl Engine {
         let mut tables = self.shared.tables();
         tables.shut_down = true;
         let open = tables.peers.iter().filter(|peer| peer.standing != Standing::Closed);
-        let peers: Vec<(PeerId, u64)> = open.map(|peer| (peer.link.peer, peer.connection)).collect();
+        let goodbyes: Vec<(PeerId, Message)> = open.map(|peer| (peer.link.peer, peer.goodbye())).collect();
         // A goodbye promises that nothing of ours is in flight any more.
         if tables.num_unquiesced == 0 && tables.num_pending == 0 {
-            for (peer, connection) in peers {
-                tables.tell(peer, Message::Goodbye { connection });
+            for (peer, goodbye) in goodbyes {
+                tables.tell(peer, goodbye);
             }
         }
         drop(tables);

@@ -184,6 +184,8 @@ pub struct nixlkv_stats_t {
     pub messages_stale: u64,
     /// Dropped: counted before.
     pub messages_duplicate: u64,
+    /// Control messages not sent because too many to one peer waited. What matters of them is asked for again.
+    pub messages_dropped: u64,
 }
 
 // SAFETY: see Sized32.
@@ -491,6 +493,7 @@ pub unsafe extern "C" fn nixlkv_stats(engine: *const nixlkv_engine_t, stats: *mu
             messages_unknown_room: read(&counters.messages_unknown_room),
             messages_stale: read(&counters.messages_stale),
             messages_duplicate: read(&counters.messages_duplicate),
+            messages_dropped: read(&counters.messages_dropped),
         };
         // SAFETY: the caller's promise.
         unsafe { params::write(stats, &value, "stats") }

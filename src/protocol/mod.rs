@@ -61,8 +61,10 @@ pub enum Message {
     Hello(Hello),
     /// I am going; nothing of mine is in flight.
     Goodbye {
-        /// Which connection ends, by the number that the hello gave.
+        /// The sender's number of the connection that ends.
         connection: u64,
+        /// The addressee's number, as far as the sender has heard; 0: it has not.
+        known_connection: u64,
     },
     /// Are you there?
     Ping {

@@ -59,7 +59,8 @@ fn message(chars: std::ops::Range<usize>) -> impl Strategy<Value = Message> {
                 })
             }
         ),
-        number().prop_map(|connection| Message::Goodbye { connection }),
+        (number(), number())
+            .prop_map(|(connection, known_connection)| Message::Goodbye { connection, known_connection }),
         number().prop_map(|sequence| Message::Ping { sequence }),
         number().prop_map(|sequence| Message::Pong { sequence }),
         (number(), number(), (number(), number()), small(), small(), prop::collection::vec(any::<u8>(), 0..140))
@@ -124,7 +125,7 @@ fn longest(text: &str) -> Vec<Message> {
             reply: true,
             oldest_generation: u64::MAX,
         }),
-        Message::Goodbye { connection: u64::MAX },
+        Message::Goodbye { connection: u64::MAX, known_connection: u64::MAX },
         Message::Ping { sequence: u64::MAX },
         Message::Pong { sequence: u64::MAX },
         Message::Grant {
@@ -266,7 +267,7 @@ fn d6_the_bytes_of_this_version_stand_still() {
             }),
             &[0, 1, 0xac, 2, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 8, 1, 6],
         ),
-        (Message::Goodbye { connection: 6 }, &[1, 6]),
+        (Message::Goodbye { connection: 6, known_connection: 7 }, &[1, 6, 7]),
         (Message::Ping { sequence: 128 }, &[2, 0x80, 1]),
         (Message::Pong { sequence: 127 }, &[3, 127]),
         (

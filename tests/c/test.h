@@ -61,6 +61,12 @@ static inline uint64_t now_ns(void) {
 
 static inline uint64_t now_ms(void) { return now_ns() / 1000000u; }
 
+/* A time limit, longer under a tool that slows the program down (tests/common/under.rs). */
+static inline uint64_t slowed(uint64_t ms) {
+    const char *factor = getenv("NIXLKV_TEST_SLOWDOWN");
+    return factor == NULL ? ms : ms * strtoull(factor, NULL, 10);
+}
+
 static inline void sleep_ms(unsigned ms) {
     struct timespec t = {(time_t)(ms / 1000u), (long)(ms % 1000u) * 1000000L};
     while (nanosleep(&t, &t) != 0 && errno == EINTR) {
@@ -169,7 +175,7 @@ static inline nixlkv_chunk_t chunk_of(uint64_t room, const int32_t *pages, uint6
 
 /* Waits until the room has ended and is quiesced, and checks how it ended. */
 static inline void expect_end(const nixlkv_engine_t *engine, uint64_t room, int32_t error, uint64_t timeout_ms) {
-    const int32_t waited = nixlkv_wait(engine, &room, 1, NIXLKV_WAIT_QUIESCED, timeout_ms);
+    const int32_t waited = nixlkv_wait(engine, &room, 1, NIXLKV_WAIT_QUIESCED, slowed(timeout_ms));
     const nixlkv_room_status_t status = poll_room(engine, room);
     if (waited != NIXL_OK || status.error != error || status.quiesced != 1)
         FAIL("room %" PRIu64 ": state %u, quiesced %u, error %s (%s), expected %s; wait gave %s", room, status.state,
@@ -308,9 +314,9 @@ static inline void recv_bytes(int fd, void *bytes, size_t len) {
     char *p = bytes;
     while (len > 0) {
         struct pollfd wait = {fd, POLLIN, 0};
-        const int ready = poll(&wait, 1, 60000);
+        const int ready = poll(&wait, 1, (int)slowed(60000));
         if (ready < 0 && errno == EINTR) continue;
-        if (ready != 1) FAIL("the other process said nothing for a minute");
+        if (ready != 1) FAIL("the other process said nothing for a minute, or the longer limit of a slow tool");
         const ssize_t n = recv(fd, p, len, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) FAIL("the other process is gone");

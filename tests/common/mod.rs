@@ -1,5 +1,7 @@
 //! What the tests that run programs share: where things are, and running a command under a time limit.
 
+pub mod under;
+
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};

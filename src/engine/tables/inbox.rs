@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::layout::RegionTable;
+use crate::protocol::DecodeError;
 use crate::room::{Landing, Receiver, Sender};
 
 use super::super::peers::Standing;
@@ -43,9 +44,9 @@ impl Tables {
     fn handle(&mut self, peer: PeerId, message: Message, now: Millis) {
         match message {
             Message::Hello(hello) => self.greeted(peer, hello, now),
-            Message::Goodbye { connection } => {
+            Message::Goodbye { connection, known_connection } => {
                 let Ok(entry) = self.peers.get(peer) else { return };
-                if entry.their_connection != connection {
+                if !entry.is_meant(connection, known_connection) {
                     // Of an earlier connection: we have connected it again since.
                     count(&self.counters.messages_stale);
                     return;
@@ -66,7 +67,11 @@ impl Tables {
                     count(&self.counters.messages_stale);
                     return;
                 }
-                let limit = self.peers.get(peer).map_or(0, |peer| peer.card.regions.num_indices());
+                let mut limit = self.peers.get(peer).map_or(0, |peer| peer.card.regions.num_indices());
+                if !self.rooms.contains_key(&room) {
+                    // It would be parked: what cannot be is not even unpacked.
+                    limit = limit.min(self.parking.num_indices_left(peer));
+                }
                 let fragment = (fragment, num_fragments, payload.as_slice());
                 if let Some(body) = self.assemble(peer, room, generation, fragment, limit, now) {
                     self.granted(peer, room, generation, revision, body, now);
@@ -309,6 +314,12 @@ impl Tables {
             Ok(Some(body)) => {
                 self.assemblies.remove(&key);
                 Some(body)
+            }
+            Err(DecodeError::Bounds) if self.parking.num_indices_left(peer) <= limit => {
+                self.assemblies.remove(&key);
+                let text = format!("room {room}: grants with too many indices wait for their first chunk");
+                self.refuse(peer, room, generation, Error::new(NIXL_ERR_TOO_MANY_ROOMS, text));
+                None
             }
             Err(e) => {
                 self.assemblies.remove(&key);

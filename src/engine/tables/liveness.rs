@@ -83,12 +83,12 @@ impl Tables {
     /// Takes leave of a peer with which nothing is under way.
     pub fn disconnect(&mut self, peer: PeerId, now: Millis) -> Result<()> {
         let entry = self.peers.current(peer)?;
-        let (name, connection) = (entry.card.name.clone(), entry.connection);
+        let (name, goodbye) = (entry.card.name.clone(), entry.goodbye());
         let busy = self.rooms.values().filter(|entry| entry.room.concerns(peer) && !entry.room.quiesced()).count();
         if busy > 0 {
             fail!(NIXL_ERR_PEER_BUSY, "{busy} rooms with peer {name} are not quiesced: abort them first");
         }
-        self.tell(peer, Message::Goodbye { connection });
+        self.tell(peer, goodbye);
         let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} was disconnected"));
         self.part(peer, cause, now);
         Ok(())
@@ -337,6 +337,19 @@ impl Tables {
 }
 
 impl Peer {
+    /// Takes leave of it.
+    pub fn goodbye(&self) -> Message {
+        Message::Goodbye { connection: self.connection, known_connection: self.heard_connection }
+    }
+
+    /// Whether a goodbye is for this connection, and not for an earlier one. It may come before the two are paired.
+    pub(super) fn is_meant(&self, connection: u64, known_connection: u64) -> bool {
+        if self.their_connection != 0 {
+            return connection == self.their_connection;
+        }
+        connection >= self.heard_connection && (known_connection == 0 || known_connection == self.connection)
+    }
+
     /// Books the next attempt to connect it again.
     fn retry_later(&mut self, now: Millis) {
         let first = Retry { due: 0, wait: FIRST_RETRY, until: now.saturating_add(RETRY_FOR) };

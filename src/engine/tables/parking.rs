@@ -68,6 +68,11 @@ impl Parking {
         self.num_items
     }
 
+    /// How many indices a peer may still park, should others have to make room for it.
+    pub fn num_indices_left(&self, peer: PeerId) -> u64 {
+        MAX_INDICES - self.by_peer.get(&peer).map_or(0, |(_, indices)| *indices)
+    }
+
     /// What is parked for a room.
     pub fn get(&self, room: u64) -> &[ParkedItem] {
         self.rooms.get(&room).map_or(&[], Vec::as_slice)
