@@ -166,6 +166,13 @@ impl Receiver {
         self.cause.is_some() && self.sources.iter().any(|source| !source.granted && !source.told)
     }
 
+    /// Those senders, and what they are to be told as soon as they can be.
+    pub fn unsaid(&self) -> Vec<(PeerId, Message)> {
+        let Some(cause) = &self.cause else { return Vec::new() };
+        let waits = self.sources.iter().filter(|source| !source.granted && !source.told);
+        waits.map(|source| (source.expected.peer, self.abort_message(cause))).collect()
+    }
+
     /// A sender has connected back.
     pub fn peer_ready(&mut self, peer: PeerId, now: Millis, out: &mut Vec<Action>) {
         if let Some(cause) = &self.cause {

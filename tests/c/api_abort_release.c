@@ -90,6 +90,39 @@ static void abort_before_the_grant(void) {
     expect_transfer(&pair, 8, 1);
 }
 
+/* The receiver gives up, and forgets the room, before the sender has connected back. The sender hears of it as soon as it
+ * has; but not of a life of the room that is followed by another. */
+static void abort_before_the_sender_connects(void) {
+    pair_t late = {.prefill = engine_create(NIXLKV_ROLE_PREFILL), .decode = engine_create(NIXLKV_ROLE_DECODE)};
+    late.source = register_memory(late.prefill, WITH_ALL);
+    late.destination = register_memory(late.decode, WITH_ALL);
+    blob_t prefill = export_blob(late.prefill), decode = export_blob(late.decode);
+    CHECK_OK(nixlkv_connect(late.decode, prefill.bytes, prefill.len, &late.prefill_peer));
+    const int32_t page = 1;
+    for (uint64_t room = 1; room <= 2; room++) {
+        const nixlkv_recv_params_t params = recv_params(room, &late.prefill_peer, 1, &page, 1);
+        const nixlkv_chunk_t chunk = chunk_of(room, &page, 1, 0, NIXLKV_CHUNK_LAST | NIXLKV_CHUNK_NO_AUX);
+        CHECK_OK(nixlkv_send_chunk(late.prefill, &chunk));
+        CHECK_OK(nixlkv_recv(late.decode, &params));
+        CHECK_OK(nixlkv_abort(late.decode, room, "changed its mind early"));
+        expect_end(late.decode, room, NIXL_ERR_ABORTED, 0);
+        CHECK_OK(nixlkv_release(late.decode, room));
+    }
+    const nixlkv_recv_params_t again = recv_params(2, &late.prefill_peer, 1, &page, 1);
+    CHECK_OK(nixlkv_recv(late.decode, &again));
+    const uint64_t start = now_ms();
+    CHECK_OK(nixlkv_connect(late.prefill, decode.bytes, decode.len, &late.decode_peer));
+    expect_end(late.prefill, 1, NIXL_ERR_ABORTED, WAIT_MS);
+    CHECK(strstr(poll_room(late.prefill, 1).error_text, "changed its mind early") != NULL);
+    CHECK(now_ms() - start < WAIT_MS);
+    expect_end(late.decode, 2, NIXL_OK, WAIT_MS);
+    expect_end(late.prefill, 2, NIXL_OK, WAIT_MS);
+    free(prefill.bytes);
+    free(decode.bytes);
+    expect_transfer(&late, 1000, 3);
+    destroy_pair(&late);
+}
+
 /* A prefill engine's limit of rooms counts the rooms that it gave up, too. */
 static void limit_of_rooms(void) {
     nixlkv_engine_config_t config = engine_config(NIXLKV_ROLE_PREFILL);
@@ -162,6 +195,7 @@ int main(void) {
     arguments();
     f7_ends_are_final();
     abort_before_the_grant();
+    abort_before_the_sender_connects();
     limit_of_rooms();
     p4_not_quiesced_until_the_sender_says_so();
     expect_transfer(&pair, 99, 3);

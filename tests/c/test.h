@@ -86,6 +86,7 @@ static inline nixlkv_engine_config_t engine_config(uint32_t role) {
     nixlkv_engine_config_t config;
     CHECK_OK(nixlkv_engine_config_init(&config, sizeof config));
     config.role = role;
+    if (slowed(1) > 1) config.create_timeout_ms = slowed(30000);
     return config;
 }
 

@@ -114,6 +114,8 @@ impl Tables {
             num_receivers: request.num_receivers,
         });
         self.in_use.claim(room, &claim)?;
+        // Who would take it for the end of this life must not hear of the end of the last one any more.
+        self.unsaid.retain(|unsaid| unsaid.room != room);
         let generation = self.next_generation;
         self.next_generation += 1;
         let mut out = Vec::new();

@@ -249,6 +249,7 @@ impl Tables {
     /// Drops what has been parked for too long, and says so to the peer that waits.
     pub fn expire_parked(&mut self, now: Millis) {
         self.tombstones.retain(|_, tombstone| tombstone.expires > now);
+        self.unsaid.retain(|unsaid| unsaid.expires > now);
         self.assemblies.retain(|_, assembly| assembly.expires > now);
         for (room, ParkedItem { peer, generation, item, .. }) in self.parking.take_all(|item| item.expires <= now) {
             if let Parked::Grant(_) = item {

@@ -99,6 +99,7 @@ impl Tables {
         self.with_rooms(now, |room| room.concerns(peer), |room, out| room.peer_gone(peer, &cause, false, out));
         if let Some(removed) = self.peers.remove(peer) {
             self.forget_parked(peer);
+            self.unsaid.retain(|unsaid| unsaid.peer != peer);
             if removed.standing == Standing::Silent {
                 // Not in good order: the next connection is a new one, not the same that is stuck.
                 let text = format!("peer {} was silent", removed.card.name);
@@ -229,6 +230,12 @@ impl Tables {
         }
         if !changed || !current {
             return;
+        }
+        let (said, unsaid) = std::mem::take(&mut self.unsaid).into_iter().partition(|unsaid| unsaid.peer == peer);
+        self.unsaid = unsaid;
+        let said: VecDeque<Unsaid> = said;
+        for unsaid in said {
+            self.tell(peer, unsaid.message);
         }
         self.with_rooms(
             now,

@@ -65,6 +65,16 @@ pub struct Tombstone {
     pub num_told: u32,
 }
 
+/// What a sender must be told of a failed room that was released before it had connected back.
+#[derive(Debug, Clone, Hash)]
+pub struct Unsaid {
+    peer: PeerId,
+    room: u64,
+    generation: u64,
+    message: Message,
+    expires: Millis,
+}
+
 /// A chunk on its way to the transfer threads.
 #[derive(Debug, Clone)]
 pub struct QueuedJob {
@@ -81,6 +91,8 @@ pub struct QueuedJob {
 /// Most control messages to one peer that wait to be sent. One on top is dropped, as if the network had lost it; a grant
 /// is dropped, or sent, as a whole.
 const MAX_OUTGOING_PER_PEER: usize = 1 << 16;
+/// Most words that wait for their peer to connect back. The oldest goes first: its room waits for a grant then.
+const MAX_UNSAID: usize = 1 << 14;
 /// Rooms whose success is remembered after their release, for senders that missed our confirmation.
 const MAX_DELIVERED: usize = 1 << 16;
 
@@ -110,6 +122,8 @@ pub struct Tables {
     /// Why rooms failed that were released before every receiver had granted: a grant that comes late is answered with
     /// it, until the room is opened again or the time is over.
     pub tombstones: BTreeMap<u64, Tombstone>,
+    /// What senders must be told as soon as they have connected back, oldest first.
+    pub unsaid: VecDeque<Unsaid>,
     /// Grants of which fragments are missing.
     pub assemblies: BTreeMap<(PeerId, u64), Assembly>,
     /// The peers.
@@ -156,6 +170,7 @@ impl Tables {
             rooms: BTreeMap::new(),
             parking: Parking::default(),
             tombstones: BTreeMap::new(),
+            unsaid: VecDeque::new(),
             assemblies: BTreeMap::new(),
             peers: Peers::default(),
             suspects: Vec::new(),
@@ -287,7 +302,20 @@ impl Tables {
                 view.num_pending_senders
             );
         }
-        let Some(Entry { room: Room::Sender(sender), .. }) = self.rooms.remove(&id) else { return Ok(()) };
+        let sender = match self.rooms.remove(&id) {
+            Some(Entry { room: Room::Sender(sender), .. }) => sender,
+            Some(Entry { room: Room::Receiver(receiver), .. }) => {
+                let (generation, expires) = (receiver.generation(), now.saturating_add(self.config.grant_timeout));
+                for (peer, message) in receiver.unsaid() {
+                    self.unsaid.push_back(Unsaid { peer, room: id, generation, message, expires });
+                }
+                while self.unsaid.len() > MAX_UNSAID {
+                    self.unsaid.pop_front();
+                }
+                return Ok(());
+            }
+            None => return Ok(()),
+        };
         let cause = sender.view().cause;
         for (peer, generation) in sender.lives() {
             self.ended(peer, generation, cause.as_ref());
@@ -314,7 +342,7 @@ impl Tables {
             Room::Receiver(receiver) if !receiver.quiesced() || receiver.owes_word() => Some(receiver.generation()),
             _ => None,
         });
-        live.min().unwrap_or(self.next_generation)
+        live.chain(self.unsaid.iter().map(|unsaid| unsaid.generation)).min().unwrap_or(self.next_generation)
     }
 
     /// A hello to a peer: which of its lives we mean, and which table of it we hold.

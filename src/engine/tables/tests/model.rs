@@ -83,6 +83,7 @@ impl World {
             }
             tables.parking.rooms.hash(&mut hasher);
             tables.tombstones.hash(&mut hasher);
+            tables.unsaid.hash(&mut hasher);
             for peer in tables.peers.iter() {
                 peer.ended.hash(&mut hasher);
             }

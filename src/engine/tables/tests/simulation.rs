@@ -925,6 +925,7 @@ impl World {
                 tables.rooms.len(),
                 tables.parking.len(),
                 tables.tombstones.len(),
+                tables.unsaid.len(),
                 tables.assemblies.len(),
                 tables.closing.len(),
                 tables.num_pending as usize,
