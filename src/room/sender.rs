@@ -191,7 +191,8 @@ impl Sender {
         if end > granted {
             fail!(
                 NIXL_ERR_PAGE_COUNT,
-                "room {room}: the chunk ends at position {end}, the receiver granted {granted} pages"
+                "room {room}: the chunk ends at position {end}, peer {} granted {granted} pages",
+                grant.peer
             );
         }
         if !chunk.last {
@@ -619,10 +620,11 @@ impl Sender {
         }
     }
 
-    /// The cause, when the room has failed and not every receiver can have heard of it, for want of a grant; with how
-    /// many have.
-    pub fn owes_an_answer(&self) -> Option<(&Error, u32)> {
-        self.cause.as_ref().filter(|_| !self.granted()).map(|cause| (cause, self.grants.len() as u32))
+    /// The cause, when the room has failed and not every receiver can have heard of it, for want of a grant; with those
+    /// that have.
+    pub fn owes_an_answer(&self) -> Option<(&Error, Vec<PeerId>)> {
+        let told = || self.grants.iter().map(|grant| grant.peer).collect();
+        self.cause.as_ref().filter(|_| !self.granted()).map(|cause| (cause, told()))
     }
 
     /// A posted piece of a chunk does not come to an end. It stays in flight, and its pages with the room.

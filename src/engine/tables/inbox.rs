@@ -346,11 +346,11 @@ impl Tables {
         }
         if !self.rooms.contains_key(&room)
             && let Some(tombstone) = self.tombstones.get_mut(&room)
+            && !tombstone.told.contains(&peer)
         {
             let cause = tombstone.cause.clone();
-            tombstone.num_told += 1;
-            // Everybody has heard: the next grant is for the room's next life.
-            if tombstone.num_told >= body.num_receivers.max(1) {
+            tombstone.told.push(peer);
+            if tombstone.told.len() as u64 >= u64::from(body.num_receivers.max(1)) {
                 self.tombstones.remove(&room);
             }
             return self.refuse(peer, room, generation, cause);

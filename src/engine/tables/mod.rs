@@ -61,8 +61,8 @@ pub struct Tombstone {
     pub cause: Error,
     /// When it is dropped.
     pub expires: Millis,
-    /// How many receivers have been told.
-    pub num_told: u32,
+    /// The receivers that have been told. Another grant of one of these is for the room's next life.
+    pub told: Vec<PeerId>,
 }
 
 /// What a sender must be told of a failed room that was released before it had connected back.
@@ -320,11 +320,11 @@ impl Tables {
         for (peer, generation) in sender.lives() {
             self.ended(peer, generation, cause.as_ref());
         }
-        if let Some((cause, num_told)) = sender.owes_an_answer()
+        if let Some((cause, told)) = sender.owes_an_answer()
             && self.tombstones.len() < self.config.max_rooms
         {
             let expires = now.saturating_add(self.config.grant_timeout);
-            self.tombstones.insert(id, Tombstone { cause: cause.clone(), expires, num_told });
+            self.tombstones.insert(id, Tombstone { cause: cause.clone(), expires, told });
         }
         Ok(())
     }
