@@ -22,14 +22,14 @@ static bool all_sides(const slot_t *s, bool (*holds)(const side_t *side)) {
 }
 
 /* Whether the id may have its next attempt. Nobody has the last one running then; some may still have to release it.
- * A sender that never began may hold a receiver's grant: then that receiver must have taken it back, or be known to be
- * dead. */
+ * A sender that never began it, came back after it died, or ended it before a receiver began, may hold that receiver's
+ * grant: then the receiver must have taken it back, or be known to be dead. */
 static bool is_reusable(const slot_t *s) {
     bool unbegun = false, granted = false;
     for (uint32_t i = 0; i < s->num_sides; i++) {
         const side_t *side = &s->sides[i];
         if (!is_over(side)) return false;
-        unbegun |= side->sends && side->stage == IS_REFUSED;
+        unbegun |= side->sends && side->state != NIXLKV_ROOM_SUCCESS;
         granted |= !side->sends && (side->stage == HAS_ENDED ||
                                     (side->stage == HAS_DIED && now_ms() - side->since < REUSE_AFTER_MS));
     }
