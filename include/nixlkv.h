@@ -1210,7 +1210,9 @@ int32_t nixlkv_wait(const struct nixlkv_engine_t *engine,
 int32_t nixlkv_abort(struct nixlkv_engine_t *engine, uint64_t room, const char *reason);
 
 /**
- * Forgets a room that has ended and is quiesced. Its id may be used again.
+ * Forgets a room that has ended and is quiesced. Its id may be used again once every engine that took part in it has
+ * released it. A sender that never opened it may hold the grant of a receiver that has died until it notices the death,
+ * within the liveness limit: an id that comes again sooner may meet that grant, and fail there.
  *
  * Any thread; never blocks.
  * Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_ROOM_UNKNOWN, NIXL_ERR_ROOM_ACTIVE,

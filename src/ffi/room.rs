@@ -409,7 +409,9 @@ pub unsafe extern "C" fn nixlkv_abort(engine: *mut nixlkv_engine_t, room: u64, r
     })
 }
 
-/// Forgets a room that has ended and is quiesced. Its id may be used again.
+/// Forgets a room that has ended and is quiesced. Its id may be used again once every engine that took part in it has
+/// released it. A sender that never opened it may hold the grant of a receiver that has died until it notices the death,
+/// within the liveness limit: an id that comes again sooner may meet that grant, and fail there.
 ///
 /// Any thread; never blocks.
 /// Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_ROOM_UNKNOWN, NIXL_ERR_ROOM_ACTIVE,
