@@ -207,7 +207,7 @@ static void a10_pages_of_the_room(void) {
     chunk = chunk_of(room, source, 4, 0, 0);
     expect_refused(&chunk, NIXL_ERR_PAGE_OVERLAP, "positions 0..4");
     chunk = chunk_of(room, source, 1, 4, 0);
-    expect_refused(&chunk, NIXL_ERR_PAGE_COUNT, "ends at position 5, the receiver granted 4 pages");
+    expect_refused(&chunk, NIXL_ERR_PAGE_COUNT, "ends at position 5, peer 1 granted 4 pages");
     chunk.page_offset = UINT64_MAX;
     expect_refused(&chunk, NIXL_ERR_PAGE_COUNT, "18446744073709551615");
     chunk.page_offset = UINT64_MAX - 1;

@@ -791,8 +791,13 @@ impl World {
                 {
                     // The grant is that of a request whose receiver has died, unseen yet, and of which this side never
                     // knew: the id was used again too early.
-                    side.finished = true;
-                    self.processes[side.process].free.extend(side.pages.iter());
+                    if side.opened {
+                        side.chunks.clear();
+                        tables.abort(room, Error::new(NIXL_ERR_ABORTED, e.text), published, now).unwrap();
+                    } else {
+                        side.finished = true;
+                        self.processes[side.process].free.extend(side.pages.iter());
+                    }
                 }
                 Err(e) => {
                     let known = [NIXL_ERR_TOO_MANY_ROOMS, NIXL_ERR_QUEUE_FULL];
