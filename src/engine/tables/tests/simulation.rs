@@ -793,6 +793,7 @@ impl World {
                     // knew: the id was used again too early.
                     if side.opened {
                         side.chunks.clear();
+                        let Node { tables, published, .. } = &mut self.processes[side.process].node;
                         tables.abort(room, Error::new(NIXL_ERR_ABORTED, e.text), published, now).unwrap();
                     } else {
                         side.finished = true;
