@@ -451,6 +451,8 @@ impl Engine {
             match peer.standing {
                 Standing::Silent => health.peers_silent += 1,
                 Standing::Closed => health.peers_lost += 1,
+                // An attempt to bring it back is under way.
+                Standing::Connecting if peer.retry.is_some() => health.peers_lost += 1,
                 Standing::Ready | Standing::Connecting => {
                     health.peers_suspect += u64::from(tables.suspects.contains(&peer.link.peer));
                 }

@@ -14,6 +14,8 @@ use crate::room::Millis;
 const TICK_MS: Millis = 20;
 /// Most messages sent in one round, so that transfers get their turn.
 const MAX_SENDS_PER_ROUND: usize = 64;
+/// How long a connection over which nothing goes any more is still listened to: the peer's goodbye can be on its way.
+const LAST_WORDS_MS: Millis = 100;
 
 pub struct Control {
     shared: Arc<Shared>,
@@ -22,6 +24,8 @@ pub struct Control {
     sending: Vec<Outgoing>,
     /// What a fault point has put off, and until when.
     put_off: Vec<(Millis, Received)>,
+    /// Connections over which nothing goes any more, and until when their last words may come.
+    breaking: Vec<(Millis, Arc<Link>, Error)>,
 }
 
 /// Who sent a message, and its bytes.
@@ -30,24 +34,30 @@ type Received = (String, Vec<u8>);
 impl Control {
     pub fn new(shared: Arc<Shared>) -> Self {
         let last_tick = shared.now();
-        Self { shared, last_tick, received: Vec::new(), sending: Vec::new(), put_off: Vec::new() }
+        Self {
+            shared,
+            last_tick,
+            received: Vec::new(),
+            sending: Vec::new(),
+            put_off: Vec::new(),
+            breaking: Vec::new(),
+        }
     }
 
     /// One round. True: there was something to do.
     pub fn step(&mut self) -> bool {
-        let (sent, broken) = self.send();
+        let sent = self.send();
         let received = self.receive();
         // After a peer's last words: one that has said goodbye is not lost.
-        self.broke(broken);
+        self.give_up_broken();
         self.tick();
         sent | received
     }
 
-    /// Sends what is queued; gives the connections over which nothing goes any more.
-    fn send(&mut self) -> (bool, Vec<(Arc<Link>, Error)>) {
+    /// Sends what is queued. True: something was.
+    fn send(&mut self) -> bool {
         self.shared.tables().outbox.take(MAX_SENDS_PER_ROUND, &mut self.sending);
         let busy = !self.sending.is_empty();
-        let mut broken: Vec<(Arc<Link>, Error)> = Vec::new();
         for Outgoing { link, message } in self.sending.drain(..) {
             if link.agent.is_empty() || (link.is_closed() && !matches!(message, Message::Goodbye { .. })) {
                 continue;
@@ -57,25 +67,29 @@ impl Control {
             }
             count(&self.shared.counters.messages_sent);
             if let Err(failure) = self.shared.agent.notify(&link.agent, &encode(&message))
-                && !broken.iter().any(|(known, _)| known.peer == link.peer)
+                && !self.breaking.iter().any(|(_, known, _)| Arc::ptr_eq(known, &link))
             {
                 let text = format!("NIXL cannot reach peer {}: {failure}", link.peer);
-                broken.push((link, Error::new(NIXL_ERR_PEER_LOST, text)));
+                let until = self.shared.now() + LAST_WORDS_MS;
+                self.breaking.push((until, link, Error::new(NIXL_ERR_PEER_LOST, text)));
             }
         }
-        (busy, broken)
+        busy
     }
 
-    /// Makes broken connections known.
-    fn broke(&mut self, broken: Vec<(Arc<Link>, Error)>) {
-        if broken.is_empty() {
+    /// Makes known which connections have broken.
+    fn give_up_broken(&mut self) {
+        if self.breaking.is_empty() {
             return;
         }
         let now = self.shared.now();
         let mut tables = self.shared.tables();
         let before = tables.num_changes;
-        for (link, cause) in broken {
-            tables.broke(link.peer, cause, now);
+        for (_, link, cause) in self.breaking.extract_if(.., |(until, link, _)| *until <= now || link.is_closed()) {
+            // Closed meanwhile: by its goodbye, or for another reason that is known.
+            if !link.is_closed() {
+                tables.broke(link.peer, cause, now);
+            }
         }
         self.shared.finish(tables, before);
     }
@@ -162,7 +176,7 @@ impl Control {
     pub fn finish(mut self) {
         let until = Instant::now() + Duration::from_millis(20);
         loop {
-            let (busy, _) = self.send();
+            let busy = self.send();
             let _ = self.shared.agent.notifications(&mut |_, _| {});
             if !busy && Instant::now() >= until {
                 break;

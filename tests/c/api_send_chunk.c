@@ -234,7 +234,7 @@ static void after_the_last(void) {
     CHECK_OK(nixlkv_abort(pair.prefill, room, NULL));
     expect_refused(&chunk, NIXL_ERR_ROOM_ENDED, "has failed");
     CHECK_OK(nixlkv_release(pair.prefill, room));
-    expect_transfer(&pair, room, 3);
+    expect_transfer(&pair, next_room++, 3);
 }
 
 static void aux_and_state_of_the_last_chunk(void) {

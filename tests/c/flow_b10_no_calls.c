@@ -28,7 +28,14 @@ static int other_side(int fd, int what) {
             const nixlkv_recv_params_t params = recv_params(room, &peer, 1, pages, PAGES);
             CHECK_OK(nixlkv_recv(e, &params));
             send_u64(fd, room);
-            if (recv_u64(fd) == 0) continue; /* this one will not end well */
+            if (recv_u64(fd) == 0) {
+                /* This one will not end well. */
+                CHECK(recv_u64(fd) == room);
+                CHECK_OK(nixlkv_wait(e, &room, 1, NIXLKV_WAIT_QUIESCED, 10000));
+                CHECK(poll_room(e, room).state == NIXLKV_ROOM_FAILED);
+                CHECK_OK(nixlkv_release(e, room));
+                continue;
+            }
             /* Until every word is there, without a call. */
             const uint64_t start = now_ms();
             for (int32_t i = 0; i < PAGES; i++)
@@ -115,6 +122,7 @@ static void as_sender(void) {
     CHECK_OK(nixlkv_release(e, 11)); /* nothing of ours is in flight to either: our pages are free */
     CHECK_OK(nixlkv_release(e, 12));
     CHECK(kill(stopped.pid, SIGCONT) == 0);
+    send_u64(stopped.fd, 12);
     expect_good_transfer(e, memory, pages, &stopped, 13);
     send_u64(stopped.fd, 0);
     expect_child_ok(stopped);

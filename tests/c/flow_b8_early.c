@@ -153,7 +153,7 @@ int main(void) {
     CHECK_OK(nixlkv_send_chunk(e, &nothing));
     expect_end(e, first, NIXL_OK, 20000);
     CHECK_OK(nixlkv_release(e, first));
-    CHECK(health_of(e).num_grants_parked == LIMIT - 1);
+    CHECK(health_of(e).num_grants_parked < LIMIT); /* what expired below tells how many it took */
     const uint64_t expired = recv_u64(child.fd);
     CHECK(expired == LIMIT - 1 && health_of(e).num_grants_parked == 0);
 
