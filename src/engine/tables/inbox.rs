@@ -192,6 +192,10 @@ impl Tables {
         if self.rooms.contains_key(&room) {
             return count(&self.counters.messages_unknown_room);
         }
+        if self.meets_tombstone(peer, room, num_receivers).is_some() {
+            // Both sides gave up the same life, and it is released here. The next one is not to hear of it.
+            return;
+        }
         // The prefill side has yet to hear of it: its first chunk finds the room failed.
         let expires = now.saturating_add(self.config.room_timeout);
         self.park(room, ParkedItem { peer, generation, item: Parked::Aborted(cause, num_receivers), expires });
@@ -345,14 +349,8 @@ impl Tables {
             return self.refuse(peer, room, generation, cause);
         }
         if !self.rooms.contains_key(&room)
-            && let Some(tombstone) = self.tombstones.get_mut(&room)
-            && !tombstone.told.contains(&peer)
+            && let Some(cause) = self.meets_tombstone(peer, room, body.num_receivers)
         {
-            let cause = tombstone.cause.clone();
-            tombstone.told.push(peer);
-            if tombstone.told.len() as u64 >= u64::from(body.num_receivers.max(1)) {
-                self.tombstones.remove(&room);
-            }
             return self.refuse(peer, room, generation, cause);
         }
         let body = Arc::new(body);
@@ -374,6 +372,18 @@ impl Tables {
                 self.park(room, ParkedItem { peer, generation, item: Parked::Grant(body), expires });
             }
         }
+    }
+
+    /// One of so many receivers speaks of a room that failed here and was released before it knew. Why it failed, once
+    /// for each receiver: what comes later is of another life.
+    fn meets_tombstone(&mut self, peer: PeerId, room: u64, num_receivers: u32) -> Option<Error> {
+        let tombstone = self.tombstones.get_mut(&room).filter(|tombstone| !tombstone.told.contains(&peer))?;
+        let cause = tombstone.cause.clone();
+        tombstone.told.push(peer);
+        if tombstone.told.len() as u64 >= u64::from(num_receivers.max(1)) {
+            self.tombstones.remove(&room);
+        }
+        Some(cause)
     }
 
     /// Checks a grant against what we know of the receiver.

@@ -544,20 +544,32 @@ const ONE: Small = Small {
 #[test]
 fn b4_f1_f7_small_worlds_hold_in_every_order() {
     explore("one room, all faults", Small { lose: 1, repeat: 1, abort: 1, fail: 1, ..ONE });
-    explore("one room id used twice", Small { lives: 2, repeat: 1, abort: 1, ..ONE });
+    explore("one room id used three times", Small { lives: 3, repeat: 1, abort: 2, ..ONE });
     explore("two senders", Small { senders: 2, abort: 1, ..ONE });
     explore("two receivers", Small { receivers: 2, abort: 1, ..ONE });
     let Ok(which) = std::env::var("NIXLKV_MODEL") else { return };
-    let two = Small { senders: 2, receivers: 2, ..ONE };
+    let (senders, receivers) = (Small { senders: 2, ..ONE }, Small { receivers: 2, ..ONE });
+    let (rooms, two) = (Small { rooms: 2, ..ONE }, Small { senders: 2, receivers: 2, ..ONE });
     let large = [
         ("two chunks, all faults", Small { chunks: 2, lose: 1, repeat: 1, abort: 1, fail: 1, ..ONE }),
         ("one room id used twice, all faults", Small { lives: 2, lose: 1, repeat: 1, abort: 1, fail: 1, ..ONE }),
-        ("two rooms, in order", Small { rooms: 2, lives: 2, abort: 1, ordered: true, ..ONE }),
-        ("two rooms, all faults", Small { rooms: 2, lose: 1, repeat: 1, abort: 1, ..ONE }),
-        ("two senders, all faults", Small { senders: 2, lose: 1, repeat: 1, abort: 1, fail: 1, ..ONE }),
-        ("two receivers, all faults", Small { receivers: 2, lose: 1, repeat: 1, abort: 1, fail: 1, ..ONE }),
+        ("two rooms, in order", Small { lives: 2, abort: 1, ordered: true, ..rooms }),
+        ("two rooms, abort", Small { abort: 1, ..rooms }),
+        ("two rooms, loss", Small { lose: 1, ..rooms }),
+        ("two senders, loss", Small { lose: 1, ..senders }),
+        ("two senders, loss and abort", Small { lose: 1, abort: 1, ..senders }),
+        ("two senders, repetition and abort", Small { repeat: 1, abort: 1, ..senders }),
+        ("two senders, failure and abort", Small { fail: 1, abort: 1, ..senders }),
+        ("two senders, id used twice", Small { lives: 2, abort: 1, ..senders }),
+        ("two receivers, loss", Small { lose: 1, ..receivers }),
+        ("two receivers, repetition and abort", Small { repeat: 1, abort: 1, ..receivers }),
+        ("two receivers, failure and abort", Small { fail: 1, abort: 1, ..receivers }),
+        ("two receivers, id used twice", Small { lives: 2, abort: 1, ..receivers }),
+        ("one room id used twice, two abort, loss", Small { lives: 2, abort: 2, lose: 1, ..ONE }),
+        ("two senders, id used twice, two abort", Small { lives: 2, abort: 2, ..senders }),
+        ("two receivers, id used twice, two abort", Small { lives: 2, abort: 2, ..receivers }),
+        ("two by two", Small { ordered: true, ..two }),
         ("two by two, abort", Small { abort: 1, ordered: true, ..two }),
-        ("two by two, id used twice", Small { lives: 2, abort: 1, ordered: true, ..two }),
     ];
     for (name, model) in large {
         if which == "all" || which == name {
