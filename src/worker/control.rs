@@ -7,6 +7,7 @@ use crate::engine::{Link, Outgoing, Shared};
 use crate::error::*;
 use crate::fault;
 use crate::metrics::count;
+use crate::nixl::Failure;
 use crate::protocol::{Message, decode, encode};
 use crate::room::Millis;
 
@@ -25,7 +26,7 @@ pub struct Control {
     /// What a fault point has put off, and until when.
     put_off: Vec<(Millis, Received)>,
     /// Connections over which nothing goes any more, and until when their last words may come.
-    breaking: Vec<(Millis, Arc<Link>, Error)>,
+    breaking: Vec<(Millis, Arc<Link>, Failure)>,
 }
 
 /// Who sent a message, and its bytes.
@@ -69,9 +70,8 @@ impl Control {
             if let Err(failure) = self.shared.agent.notify(&link.agent, &encode(&message))
                 && !self.breaking.iter().any(|(_, known, _)| Arc::ptr_eq(known, &link))
             {
-                let text = format!("NIXL cannot reach peer {}: {failure}", link.peer);
                 let until = self.shared.now() + LAST_WORDS_MS;
-                self.breaking.push((until, link, Error::new(NIXL_ERR_PEER_LOST, text)));
+                self.breaking.push((until, link, failure));
             }
         }
         busy
@@ -85,9 +85,11 @@ impl Control {
         let now = self.shared.now();
         let mut tables = self.shared.tables();
         let before = tables.num_changes;
-        for (_, link, cause) in self.breaking.extract_if(.., |(until, link, _)| *until <= now || link.is_closed()) {
+        for (_, link, failure) in self.breaking.extract_if(.., |(until, link, _)| *until <= now || link.is_closed()) {
             // Closed meanwhile: by its goodbye, or for another reason that is known.
             if !link.is_closed() {
+                let name = tables.peers.get(link.peer).map_or("", |peer| &peer.card.name);
+                let cause = Error::new(NIXL_ERR_PEER_LOST, format!("NIXL cannot reach {name}: {failure}"));
                 tables.broke(link.peer, cause, now);
             }
         }

@@ -6,6 +6,9 @@ use crate::memory::Published;
 use crate::protocol::MAX_GRANT_INDICES;
 use crate::room::{Chunk, Expectation, Receiver, Sender, SenderLimits, State, StateIndices, View};
 
+/// Of the queue every so many-th place is kept for other peers when one has taken all the rest.
+const RESERVED: u64 = 4;
+
 /// A room that the decode side opens.
 #[derive(Debug, Clone)]
 pub struct RecvRequest {
@@ -136,14 +139,7 @@ impl Tables {
             }
         }
         check_states(room, &chunk.states, published, false)?;
-        if self.num_pending >= self.config.queue_depth {
-            fail!(
-                NIXL_ERR_QUEUE_FULL,
-                "{} chunks have not settled, the queue depth is {}",
-                self.num_pending,
-                self.config.queue_depth
-            );
-        }
+        self.check_queue(room)?;
         match self.rooms.get(&room).map(|entry| &entry.room) {
             Some(Room::Receiver(_)) => fail!(NIXL_ERR_ROOM_IN_USE, "room {room} is open here as a receiver"),
             Some(Room::Sender(_)) => {
@@ -168,6 +164,32 @@ impl Tables {
                 sent
             }
         }
+    }
+
+    /// Refuses a chunk when the queue is full, or when the room's peer has taken as much of it as one of several may.
+    fn check_queue(&self, room: u64) -> Result<()> {
+        let depth = self.config.queue_depth;
+        if self.num_pending >= depth {
+            fail!(NIXL_ERR_QUEUE_FULL, "{} chunks have not settled, the queue depth is {depth}", self.num_pending);
+        }
+        let share = depth - depth / RESERVED;
+        if self.num_pending < share {
+            return Ok(());
+        }
+        let whose = match self.rooms.get(&room) {
+            Some(entry) => entry.room.peers().next(),
+            None => self.parking.get(room).first().map(|item| item.peer),
+        };
+        let pending = self.pending_by_peer.get(&whose.unwrap_or(0)).copied().unwrap_or(0);
+        let receivers = self.peers.iter().filter(|peer| peer.standing != Standing::Closed && peer.to_peer.is_some());
+        if pending >= share && receivers.count() > 1 {
+            let name = whose.and_then(|peer| self.peers.get(peer).ok()).map_or("rooms without a grant", |peer| &peer.card.name);
+            fail!(
+                NIXL_ERR_QUEUE_FULL,
+                "{pending} chunks to {name} have not settled; of the queue depth of {depth} the rest is for other peers"
+            );
+        }
+        Ok(())
     }
 
     /// What a room looks like now. A grant for a room that we have not opened shows as waiting for input.
@@ -288,6 +310,9 @@ fn expect(tables: &Tables, published: &Published, request: &RecvRequest) -> Resu
         }
         let peer = tables.peers.current(id)?;
         if let Some(cause) = &peer.closed_because {
+            if cause.code == NIXL_ERR_PEER_DISCONNECTED {
+                fail!(NIXL_ERR_PEER_DISCONNECTED, "room {room}: {cause}");
+            }
             fail!(NIXL_ERR_PEER_LOST, "room {room}: peer {} is lost: {cause}", peer.card.name);
         }
         if peer.standing == Standing::Silent {

@@ -29,6 +29,13 @@ pub use in_use::InUse;
 pub use outbox::{Outbox, Outgoing};
 pub use parking::{Parked, ParkedItem, Parking};
 
+/// Chunks of a room that have not settled, and the first peer that granted it; 0: nobody has.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Pending {
+    num: u64,
+    peer: PeerId,
+}
+
 /// A room with what the engine remembers beside the machine.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -40,7 +47,7 @@ pub struct Entry {
     pub cancelled: Arc<AtomicBool>,
     ended: bool,
     quiesced: bool,
-    pending: u64,
+    pending: Pending,
 }
 
 /// A grant of which fragments are missing.
@@ -140,6 +147,8 @@ pub struct Tables {
     pub in_use: InUse,
     /// Chunks accepted and not settled.
     pub num_pending: u64,
+    /// The same by the first peer that granted the room; 0: nobody has yet.
+    pending_by_peer: BTreeMap<PeerId, u64>,
     /// Rooms that have not ended.
     pub num_active: usize,
     /// Rooms that are not quiesced.
@@ -179,6 +188,7 @@ impl Tables {
             jobs: (0..num_workers).map(|_| VecDeque::new()).collect(),
             in_use: InUse::default(),
             num_pending: 0,
+            pending_by_peer: BTreeMap::new(),
             num_active: 0,
             num_unquiesced: 0,
             revision: 0,
@@ -197,7 +207,7 @@ impl Tables {
         self.num_active += 1;
         self.num_unquiesced += 1;
         let cancelled = Arc::new(AtomicBool::new(false));
-        self.rooms.insert(id, Entry { room, claim, cancelled, ended: false, quiesced: false, pending: 0 });
+        self.rooms.insert(id, Entry { room, claim, cancelled, ended: false, quiesced: false, pending: Pending::default() });
         self.carry_out(out);
         self.after(id, now);
     }
@@ -233,12 +243,20 @@ impl Tables {
     /// Books what an event changed in a room.
     fn after(&mut self, id: u64, now: Millis) {
         let Some(entry) = self.rooms.get_mut(&id) else { return };
-        let pending = match &entry.room {
-            Room::Sender(sender) => sender.num_pending(),
-            Room::Receiver(_) => 0,
-        };
-        self.num_pending = self.num_pending - entry.pending + pending;
-        entry.pending = pending;
+        if let Room::Sender(sender) = &entry.room {
+            let pending = Pending { num: sender.num_pending(), peer: sender.lives().next().map_or(0, |(peer, _)| peer) };
+            let before = std::mem::replace(&mut entry.pending, pending);
+            self.num_pending = self.num_pending - before.num + pending.num;
+            if before != pending {
+                *self.pending_by_peer.entry(pending.peer).or_default() += pending.num;
+                *self.pending_by_peer.entry(before.peer).or_default() -= before.num;
+                for peer in [before.peer, pending.peer] {
+                    if self.pending_by_peer.get(&peer) == Some(&0) {
+                        self.pending_by_peer.remove(&peer);
+                    }
+                }
+            }
+        }
         if !entry.ended && entry.room.state().ended() {
             entry.ended = true;
             self.num_active -= 1;

@@ -727,8 +727,13 @@ impl World {
             match opened {
                 Ok(()) => {}
                 Err(e) => {
-                    let known =
-                        [NIXL_ERR_PEER_UNKNOWN, NIXL_ERR_PEER_LOST, NIXL_ERR_PEER_STALE, NIXL_ERR_TOO_MANY_ROOMS];
+                    let known = [
+                        NIXL_ERR_PEER_UNKNOWN,
+                        NIXL_ERR_PEER_LOST,
+                        NIXL_ERR_PEER_DISCONNECTED,
+                        NIXL_ERR_PEER_STALE,
+                        NIXL_ERR_TOO_MANY_ROOMS,
+                    ];
                     assert!(known.contains(&e.code), "seed {seed}: recv gave {e}");
                     side.finished = true;
                     process.free.extend(side.pages.iter());
