@@ -35,14 +35,7 @@ type Received = (String, Vec<u8>);
 impl Control {
     pub fn new(shared: Arc<Shared>) -> Self {
         let last_tick = shared.now();
-        Self {
-            shared,
-            last_tick,
-            received: Vec::new(),
-            sending: Vec::new(),
-            put_off: Vec::new(),
-            breaking: Vec::new(),
-        }
+        Self { shared, last_tick, received: Vec::new(), sending: Vec::new(), put_off: Vec::new(), breaking: Vec::new() }
     }
 
     /// One round. True: there was something to do.

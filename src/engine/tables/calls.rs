@@ -183,7 +183,9 @@ impl Tables {
         let pending = self.pending_by_peer.get(&whose.unwrap_or(0)).copied().unwrap_or(0);
         let receivers = self.peers.iter().filter(|peer| peer.standing != Standing::Closed && peer.to_peer.is_some());
         if pending >= share && receivers.count() > 1 {
-            let name = whose.and_then(|peer| self.peers.get(peer).ok()).map_or("rooms without a grant", |peer| &peer.card.name);
+            let name = whose
+                .and_then(|peer| self.peers.get(peer).ok())
+                .map_or("rooms without a grant", |peer| &peer.card.name);
             fail!(
                 NIXL_ERR_QUEUE_FULL,
                 "{pending} chunks to {name} have not settled; of the queue depth of {depth} the rest is for other peers"

@@ -207,7 +207,8 @@ impl Tables {
         self.num_active += 1;
         self.num_unquiesced += 1;
         let cancelled = Arc::new(AtomicBool::new(false));
-        self.rooms.insert(id, Entry { room, claim, cancelled, ended: false, quiesced: false, pending: Pending::default() });
+        self.rooms
+            .insert(id, Entry { room, claim, cancelled, ended: false, quiesced: false, pending: Pending::default() });
         self.carry_out(out);
         self.after(id, now);
     }
@@ -244,7 +245,8 @@ impl Tables {
     fn after(&mut self, id: u64, now: Millis) {
         let Some(entry) = self.rooms.get_mut(&id) else { return };
         if let Room::Sender(sender) = &entry.room {
-            let pending = Pending { num: sender.num_pending(), peer: sender.lives().next().map_or(0, |(peer, _)| peer) };
+            let pending =
+                Pending { num: sender.num_pending(), peer: sender.lives().next().map_or(0, |(peer, _)| peer) };
             let before = std::mem::replace(&mut entry.pending, pending);
             self.num_pending = self.num_pending - before.num + pending.num;
             if before != pending {
