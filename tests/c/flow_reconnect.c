@@ -17,7 +17,7 @@ static void await_closed(uint64_t room) {
     const request_t r = request_of(room, 1);
     for (const uint64_t start = now_ms();; sleep_ms(5)) {
         const answer_t answer = receive(&decode, &r, &prefill_peer, 1);
-        if (answer.status == NIXL_ERR_PEER_LOST) return;
+        if (answer.status == NIXL_ERR_PEER_DISCONNECTED) return;
         EXPECT(answer, NIXL_OK);
         EXPECT(abort_room(&decode, room, NULL), NIXL_OK);
         EXPECT(wait_for(&decode, room, NIXLKV_WAIT_QUIESCED, 10000), NIXL_OK);
