@@ -35,7 +35,7 @@ mod tables;
 
 pub use peers::{Link, ROLE_DECODE, ROLE_PREFILL, Standing};
 pub use rooms::WaitFor;
-pub use tables::{Identity, Outgoing, ParkedItem, QueuedJob, RecvRequest, Tables};
+pub use tables::{Identity, Outgoing, QueuedJob, RecvRequest, Tables, shortened};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use {peers::check_card, tables::Parked};

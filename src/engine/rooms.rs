@@ -7,7 +7,7 @@ use crate::error::*;
 use crate::memory::Published;
 use crate::room::{Chunk, View};
 
-use super::{Engine, ParkedItem, ROLE_DECODE, ROLE_PREFILL, RecvRequest, Tables, shut_down_error};
+use super::{Engine, ROLE_DECODE, ROLE_PREFILL, RecvRequest, Tables, shortened, shut_down_error};
 
 /// What `wait` waits for.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +83,7 @@ impl Engine {
                     (Some(entry), _) => entry.room.state().ended(),
                     // Granted and without a chunk yet, as poll shows it; or given up again by its receiver.
                     (None, []) => fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here"),
-                    (None, items) => items.iter().any(ParkedItem::is_abort),
+                    (None, _) => tables.parking.failure(*room).is_some(),
                 };
                 reached += usize::from(done);
             }
@@ -116,9 +116,10 @@ impl Engine {
     pub fn abort(&self, room: u64, reason: &str) -> Result<()> {
         let (mut tables, published) = self.tables_with_regions()?;
         let before = tables.num_changes;
+        let name = shortened(&self.shared().name);
         let text = match reason {
-            "" => format!("room {room} was aborted by {}", self.shared().name),
-            reason => format!("room {room} was aborted by {}: {reason}", self.shared().name),
+            "" => format!("room {room} was aborted by {name}"),
+            reason => format!("room {room} was aborted by {name}: {reason}"),
         };
         tables.abort(room, Error::new(NIXL_ERR_ABORTED, text), &published, self.shared().now())?;
         self.shared().finish(tables, before);

@@ -110,7 +110,7 @@ impl Reader<'_> {
 /// payload's length (2).
 const FRAGMENT: usize = MAX_MESSAGE_BYTES - 61;
 /// Most indices in one grant, whatever the receiver's region table claims: they bound what a peer can make us allocate.
-pub const MAX_GRANT_INDICES: u64 = 1 << 24;
+pub const MAX_GRANT_INDICES: u64 = 1 << 21;
 /// An index takes at most 6 bytes: 5 for where its run starts, 1 for how long it is. 4 KiB are left for the rest.
 const MAX_INDEX_BYTES: u64 = 6;
 const MAX_OTHER_BYTES: u64 = 4096;

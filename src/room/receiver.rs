@@ -441,6 +441,15 @@ impl Receiver {
         }
     }
 
+    /// A sender's regions are no longer those that the room was opened for. As long as nothing of it has landed it may not
+    /// have taken the grant, and must not take it any more.
+    pub fn sender_changed(&mut self, peer: PeerId, cause: &Error, out: &mut Vec<Action>) {
+        let untouched = |source: &Source| source.partial.is_empty() && source.complete.is_empty();
+        if self.sources.iter().any(|source| source.expected.peer == peer && untouched(source)) {
+            self.fail(Error::new(cause.code, format!("room {}: {}", self.room, cause.text)), out);
+        }
+    }
+
     /// The sender has been heard again after a silence: ask it once more to drain what it has not confirmed.
     pub fn ask_again(&mut self, peer: PeerId, out: &mut Vec<Action>) {
         let Some(cause) = &self.cause else { return };

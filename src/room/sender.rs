@@ -1,6 +1,6 @@
 //! The sender's room: chunks and grants in, jobs out, until every receiver says that all has landed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::*;
@@ -260,7 +260,10 @@ impl Sender {
         let _ = self.positions.add(chunk.page_offset, chunk.pages.len() as u64);
         self.num_chunks = next;
         self.last_sent = chunk.last;
-        self.last_progress = now;
+        // Until it is granted the room's time runs from its first chunk on.
+        if self.granted() || number == 0 {
+            self.last_progress = now;
+        }
         if self.granted() {
             self.launch(number, &chunk, out);
         } else {
@@ -639,7 +642,12 @@ impl Sender {
 
     /// Chunks accepted that have not settled everywhere. They count against the engine's queue depth.
     pub fn num_pending(&self) -> u64 {
-        self.waiting.len() as u64 + self.in_flight()
+        let in_flight = match self.grants.as_slice() {
+            [] => 0,
+            [one] => one.in_flight.len(),
+            several => several.iter().flat_map(|grant| grant.in_flight.keys()).collect::<BTreeSet<_>>().len(),
+        };
+        self.waiting.len() as u64 + in_flight as u64
     }
 
     /// The receivers' lives of the room that we hold grants of.

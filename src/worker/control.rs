@@ -15,6 +15,8 @@ use crate::room::Millis;
 const TICK_MS: Millis = 20;
 /// Most messages sent in one round, so that transfers get their turn.
 const MAX_SENDS_PER_ROUND: usize = 64;
+/// How long what has come holds up everybody else.
+const MAX_LOCKED: Duration = Duration::from_millis(1);
 /// How long a connection over which nothing goes any more is still listened to: the peer's goodbye can be on its way.
 const LAST_WORDS_MS: Millis = 100;
 
@@ -106,8 +108,17 @@ impl Control {
         }
         let now = self.shared.now();
         let mut tables = self.shared.tables();
-        let before = tables.num_changes;
+        let mut before = tables.num_changes;
+        let mut locked = Instant::now();
         for (agent, bytes) in self.received.drain(..) {
+            if locked.elapsed() > MAX_LOCKED {
+                // The callers and the other threads have their turn.
+                self.shared.finish(tables, before);
+                std::thread::sleep(Duration::from_micros(50));
+                tables = self.shared.tables();
+                before = tables.num_changes;
+                locked = Instant::now();
+            }
             count(&self.shared.counters.messages_received);
             match decode(&bytes) {
                 Ok(message) => tables.receive(&agent, message, now),

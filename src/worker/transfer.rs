@@ -115,9 +115,6 @@ impl Transfers {
     /// Plans queued chunks.
     fn take_jobs(&mut self) -> bool {
         let mut room = MAX_ACTIVE.saturating_sub(self.active.len());
-        if room == 0 {
-            return false;
-        }
         let mut jobs: Vec<QueuedJob> = Vec::new();
         {
             let mut tables = self.shared.tables();
@@ -131,7 +128,8 @@ impl Transfers {
                 let active = self.active_of.entry(queued.job.peer).or_default();
                 // A cancelled one needs no turn: it settles at once.
                 let cancelled = queued.cancelled.load(Ordering::Acquire) || queued.link.is_closed();
-                if cancelled || (room > 0 && *active < MAX_ACTIVE_PER_PEER) {
+                // However many others are stuck, each peer has a turn.
+                if cancelled || *active == 0 || (room > 0 && *active < MAX_ACTIVE_PER_PEER) {
                     *active += 1;
                     room = room.saturating_sub(1);
                     jobs.push(queued);

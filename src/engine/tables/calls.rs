@@ -2,6 +2,7 @@
 
 use super::super::peers::Standing;
 use super::*;
+use crate::layout::Mapping;
 use crate::memory::Published;
 use crate::protocol::MAX_GRANT_INDICES;
 use crate::room::{Chunk, Expectation, Receiver, Sender, SenderLimits, State, StateIndices, View};
@@ -125,7 +126,13 @@ impl Tables {
         let timeout = request.timeout.unwrap_or(self.config.room_timeout);
         let connect_timeout = self.config.connect_timeout;
         let receiver = Receiver::new(room, generation, expectations, timeout, connect_timeout, now, &mut out);
-        self.open(room, Room::Receiver(receiver), Some(claim), out, now);
+        self.open(room, Room::Receiver(receiver), Some(claim), Mappings::new(), out, now);
+        for item in self.parking.take(room) {
+            if !item.is_abort() {
+                let cause = self.is_receiver(room);
+                self.refuse(item.peer, room, item.generation, cause);
+            }
+        }
         Ok(())
     }
 
@@ -158,9 +165,9 @@ impl Tables {
                 if !failed {
                     sent.clone()?;
                 }
-                self.parking.take(room);
+                let mappings = mappings_of(&self.parking.take(room));
                 self.tombstones.remove(&room);
-                self.open(room, Room::Sender(sender), None, out, now);
+                self.open(room, Room::Sender(sender), None, mappings, out, now);
                 sent
             }
         }
@@ -206,10 +213,7 @@ impl Tables {
         if items.is_empty() {
             fail!(NIXL_ERR_ROOM_UNKNOWN, "room {room} is not open here");
         }
-        let cause = items.iter().find_map(|item| match &item.item {
-            Parked::Aborted(cause, _) => Some(cause.clone()),
-            Parked::Grant(_) => None,
-        });
+        let cause = self.parking.failure(room).cloned();
         Ok(View {
             state: if cause.is_some() { State::Failed } else { State::WaitingForInput },
             quiesced: cause.is_some(),
@@ -236,8 +240,8 @@ impl Tables {
         let mut out = Vec::new();
         let mut sender = self.draft_sender(published, room, now, &mut out)?;
         sender.abort(cause, &mut out);
-        self.parking.take(room);
-        self.open(room, Room::Sender(sender), None, out, now);
+        let mappings = mappings_of(&self.parking.take(room));
+        self.open(room, Room::Sender(sender), None, mappings, out, now);
         Ok(())
     }
 
@@ -260,29 +264,30 @@ impl Tables {
         let mut sender = Sender::new(room, limits, now);
         let items = self.parking.get(room);
         for item in items {
-            if let Parked::Grant(body) = &item.item {
-                let groups = self.shared_groups(item.peer);
+            if let Parked::Grant { body, mapping, .. } = &item.item {
+                let groups = groups_of(mapping.as_deref());
                 // What it is refused with is in `out`, and in the room.
                 let _ = sender.grant(item.peer, item.generation, body.clone(), groups, now, out);
             }
         }
         for item in items {
             let silent = self.peers.get(item.peer).is_ok_and(|peer| peer.standing == Standing::Silent);
-            if silent && matches!(item.item, Parked::Grant(_)) {
+            if silent && !item.is_abort() {
                 let cause = Error::new(NIXL_ERR_PEER_LOST, format!("room {room}: peer {} is silent", item.peer));
                 sender.peer_gone(item.peer, &cause, false, out);
             }
         }
         for item in items {
-            let stale = self.peers.get(item.peer).is_ok_and(|peer| peer.mapped_revision != published.revision);
-            if stale && matches!(item.item, Parked::Grant(_)) {
-                let text = format!("room {room}: our regions changed since peer {} was connected", item.peer);
+            if let Parked::Grant { revision, .. } = item.item
+                && revision != published.revision
+            {
+                let text = format!("room {room}: our regions changed since peer {} granted it", item.peer);
                 sender.abort(Error::new(NIXL_ERR_PEER_STALE, text), out);
             }
         }
         for item in items {
             // One of several receivers gave up: the room fails as a whole, unless the others are enough.
-            if let Parked::Aborted(cause, num_receivers) = &item.item
+            if let Parked::Aborted { cause, num_receivers, .. } = &item.item
                 && matches!(sender.state(), State::Bootstrapping | State::Failed)
             {
                 sender.abort(cause.clone(), out);
@@ -292,11 +297,24 @@ impl Tables {
         Ok(sender)
     }
 
-    /// The state groups that we and a receiver both have.
-    pub fn shared_groups(&self, peer: PeerId) -> Arc<[u32]> {
-        let mapping = self.peers.get(peer).ok().and_then(|peer| peer.to_peer.as_ref());
-        mapping.map_or_else(Arc::default, |mapping| mapping.state.keys().copied().collect())
+    /// What of ours maps onto what of a receiver's, as things are.
+    pub fn mapping_to(&self, peer: PeerId) -> Option<Arc<Mapping>> {
+        self.peers.get(peer).ok()?.to_peer.clone()
     }
+}
+
+/// The state groups that both sides have.
+pub fn groups_of(mapping: Option<&Mapping>) -> Arc<[u32]> {
+    mapping.map_or_else(Arc::default, |mapping| mapping.state.keys().copied().collect())
+}
+
+/// What mapped onto what when the grants came.
+fn mappings_of(items: &[ParkedItem]) -> Mappings {
+    let mapping = |item: &ParkedItem| match &item.item {
+        Parked::Grant { mapping, .. } => Some((item.peer, mapping.clone())),
+        Parked::Aborted { .. } => None,
+    };
+    items.iter().filter_map(mapping).collect()
 }
 
 /// Checks the senders of a room and says what is expected of each.

@@ -22,6 +22,12 @@ impl Tables {
         let Some(peer) = self.peers.by_agent(agent) else {
             count(&self.counters.messages_unknown_peer);
             log::debug!("dropped a message from {agent:?}, which is not connected");
+            // It missed our goodbye.
+            if !matches!(message, Message::Goodbye { .. })
+                && let Some(parted) = self.parted.iter().find(|parted| parted.link.agent == agent)
+            {
+                self.outbox.push(parted.clone());
+            }
             return;
         };
         if self.peers.get(peer).is_ok_and(|peer| peer.standing == Standing::Closed) {
@@ -63,7 +69,7 @@ impl Tables {
                 // Of an earlier connection; or it overtook the hello, which says what it is worth. If the receiver still
                 // waits it will ask, and send it again.
                 let current = self.peers.get(peer).is_ok_and(|peer| peer.their_connection == connection);
-                if !current || self.is_over(peer, generation) {
+                if !current || self.is_over(peer, generation) || self.is_granted(peer, room, generation) {
                     count(&self.counters.messages_stale);
                     return;
                 }
@@ -171,6 +177,14 @@ impl Tables {
         self.peers.get(peer).is_ok_and(|peer| peer.ended.contains(generation))
     }
 
+    /// Whether this grant, or that of a later life, has been taken.
+    fn is_granted(&self, peer: PeerId, room: u64, generation: u64) -> bool {
+        match self.rooms.get(&room).map(|entry| &entry.room) {
+            Some(Room::Sender(sender)) => sender.lives().any(|(from, life)| from == peer && life >= generation),
+            _ => false,
+        }
+    }
+
     /// A receiver gives a room up: we stop, drain and say so. What we never began is drained already.
     fn aborted(&mut self, peer: PeerId, room: u64, (generation, num_receivers): (u64, u32), cause: Error, now: Millis) {
         self.assemblies.remove(&(peer, room));
@@ -196,9 +210,20 @@ impl Tables {
             // Both sides gave up the same life, and it is released here. The next one is not to hear of it.
             return;
         }
-        // The prefill side has yet to hear of it: its first chunk finds the room failed.
+        // The prefill side has yet to hear of it: its first chunk finds the room failed. The other receivers are told.
+        let mut told = Vec::new();
+        if num_receivers > 1 {
+            for item in self.parking.take_grants(room) {
+                if item.peer != peer {
+                    told.push(item.peer);
+                    self.refuse(item.peer, room, item.generation, cause.clone());
+                }
+            }
+        }
         let expires = now.saturating_add(self.config.room_timeout);
-        self.park(room, ParkedItem { peer, generation, item: Parked::Aborted(cause, num_receivers), expires });
+        let item = Parked::Aborted { cause, num_receivers, told };
+        self.park(room, ParkedItem { peer, generation, item, expires });
+        self.num_changes += 1;
     }
 
     /// Parks a message; whatever has to make room for it is refused.
@@ -244,7 +269,7 @@ impl Tables {
     }
 
     /// Tells a receiver that nothing comes of its grant, now or ever.
-    fn refuse(&mut self, peer: PeerId, room: u64, generation: u64, cause: Error) {
+    pub fn refuse(&mut self, peer: PeerId, room: u64, generation: u64, cause: Error) {
         self.ended(peer, generation, Some(&cause));
         let (code, text) = (cause.code, cause.text.into_owned());
         self.tell(peer, Message::Failed { room, generation, code, drained: true, text });
@@ -256,7 +281,8 @@ impl Tables {
         self.unsaid.retain(|unsaid| unsaid.expires > now);
         self.assemblies.retain(|_, assembly| assembly.expires > now);
         for (room, ParkedItem { peer, generation, item, .. }) in self.parking.take_all(|item| item.expires <= now) {
-            if let Parked::Grant(_) = item {
+            self.num_changes += 1;
+            if let Parked::Grant { .. } = item {
                 let text = format!("room {room}: no chunk came for the grant within the time limit");
                 self.refuse(peer, room, generation, Error::new(NIXL_ERR_ROOM_TIMEOUT, text));
             }
@@ -266,7 +292,8 @@ impl Tables {
     /// The engine shuts down: grants whose first chunk never comes now are answered.
     pub fn refuse_parked(&mut self, cause: &Error) {
         for (room, ParkedItem { peer, generation, item, .. }) in self.parking.take_all(|_| true) {
-            if let Parked::Grant(_) = item {
+            self.num_changes += 1;
+            if let Parked::Grant { .. } = item {
                 self.refuse(peer, room, generation, Error::new(cause.code, format!("room {room}: {}", cause.text)));
             }
         }
@@ -274,7 +301,7 @@ impl Tables {
 
     /// Drops what a peer that is gone had parked or begun.
     pub fn forget_parked(&mut self, peer: PeerId) {
-        self.parking.take_all(|item| item.peer == peer);
+        self.num_changes += self.parking.take_all(|item| item.peer == peer).len() as u64;
         self.assemblies.retain(|(from, _), _| *from != peer);
     }
 
@@ -356,11 +383,15 @@ impl Tables {
         let body = Arc::new(body);
         match self.rooms.get(&room).map(|entry| &entry.room) {
             Some(Room::Receiver(_)) => {
-                let text = format!("room {room} is open as a receiver at {}", self.identity.name);
-                self.refuse(peer, room, generation, Error::new(NIXL_ERR_ROOM_IN_USE, text));
+                let cause = self.is_receiver(room);
+                self.refuse(peer, room, generation, cause);
             }
             Some(Room::Sender(_)) => {
-                let groups = self.shared_groups(peer);
+                let mapping = self.mapping_to(peer);
+                let groups = groups_of(mapping.as_deref());
+                if let Some(entry) = self.rooms.get_mut(&room) {
+                    entry.mappings.entry(peer).or_insert(mapping);
+                }
                 let taken =
                     self.sender(room, now, |sender, out| sender.grant(peer, generation, body, groups, now, out));
                 if let Some(Err(cause)) = taken {
@@ -368,10 +399,19 @@ impl Tables {
                 }
             }
             None => {
+                if let Some(cause) = self.parking.meets_abort(room, peer, body.num_receivers) {
+                    return self.refuse(peer, room, generation, cause);
+                }
                 let expires = now.saturating_add(self.config.room_timeout);
-                self.park(room, ParkedItem { peer, generation, item: Parked::Grant(body), expires });
+                let item = Parked::Grant { body, revision: self.revision, mapping: self.mapping_to(peer) };
+                self.park(room, ParkedItem { peer, generation, item, expires });
             }
         }
+    }
+
+    /// What a grant for a room that we receive is refused with.
+    pub fn is_receiver(&self, room: u64) -> Error {
+        Error::new(NIXL_ERR_ROOM_IN_USE, format!("room {room} is open as a receiver at {}", self.identity.name))
     }
 
     /// One of so many receivers speaks of a room that failed here and was released before it knew. Why it failed, once
@@ -422,7 +462,7 @@ impl Tables {
 }
 
 /// As much of a name as leaves room for a cause in a message.
-fn shortened(name: &str) -> &str {
+pub fn shortened(name: &str) -> &str {
     let mut end = name.len().min(48);
     while !name.is_char_boundary(end) {
         end -= 1;

@@ -11,6 +11,8 @@ const FIRST_RETRY: Millis = 250;
 const LAST_RETRY: Millis = 3000;
 /// How long after a loss the last attempt is made.
 const RETRY_FOR: Millis = 600_000;
+/// A gap between two looks at the clock that is longer than this, and than a heartbeat, is our own doing.
+const STARVED: Millis = 100;
 /// How long such an attempt waits for the peer's answer.
 const RETRY_LIMIT: Millis = 3000;
 
@@ -55,6 +57,7 @@ impl Tables {
         let new_connection = self.peers.reserve_id();
         let old = known.and_then(|id| self.peers.get(id).ok());
         let kept = old.filter(|peer| peer.standing != Standing::Closed);
+        let kept_revision = kept.map(|peer| peer.card.revision);
         let peer = Peer {
             link: kept.map_or_else(|| Link::new(id, card.agent.clone()), |peer| peer.link.clone()),
             mapped_revision,
@@ -75,7 +78,23 @@ impl Tables {
             ended: old.map_or_else(Ended::default, |peer| peer.ended.clone()),
             card: Arc::new(card),
         };
+        self.parted.retain(|parted| parted.link.agent != peer.card.agent);
+        let (changed, name) = (kept_revision != Some(peer.card.revision), peer.card.name.clone());
         self.peers.insert(peer);
+        if changed {
+            // What is expected of it no longer is what it has. Where something has landed, it had taken the grant.
+            let text = format!("peer {name}'s regions changed while the room was on its way");
+            let cause = Error::new(NIXL_ERR_PEER_STALE, text);
+            self.with_rooms(
+                now,
+                |room| room.concerns(id),
+                |room, out| {
+                    if let Room::Receiver(receiver) = room {
+                        receiver.sender_changed(id, &cause, out);
+                    }
+                },
+            );
+        }
         self.greet(id, true);
         id
     }
@@ -88,10 +107,21 @@ impl Tables {
         if busy > 0 {
             fail!(NIXL_ERR_PEER_BUSY, "{busy} rooms with peer {name} are not quiesced: abort them first");
         }
-        self.tell(peer, goodbye);
+        self.say_goodbye(peer, goodbye);
         let cause = Error::new(NIXL_ERR_PEER_DISCONNECTED, format!("peer {name} was disconnected"));
         self.part(peer, cause, now);
         Ok(())
+    }
+
+    /// Takes leave of a peer, now and when it shows that it has not heard it.
+    fn say_goodbye(&mut self, peer: PeerId, goodbye: Message) {
+        let Ok(entry) = self.peers.get(peer) else { return };
+        let farewell = Outgoing { link: entry.link.clone(), message: goodbye };
+        self.outbox.push(farewell.clone());
+        self.parted.push_back(farewell);
+        if self.parted.len() > MAX_PARTED {
+            self.parted.pop_front();
+        }
     }
 
     /// Takes a peer out: its rooms fail, and its connection is closed once nothing is in flight on it.
@@ -129,6 +159,12 @@ impl Tables {
             self.peers.iter().filter_map(|peer| Some((peer.link.peer, peer.replaced.clone()?))).collect();
         for (peer, cause) in replaced {
             if !self.rooms.values().any(|entry| entry.room.concerns(peer) && !entry.room.quiesced()) {
+                if let Ok(entry) = self.peers.get(peer)
+                    && entry.standing != Standing::Closed
+                {
+                    let goodbye = entry.goodbye();
+                    self.say_goodbye(peer, goodbye);
+                }
                 self.part(peer, cause, now);
             }
         }
@@ -262,9 +298,9 @@ impl Tables {
         let mut greet = Vec::new();
         let mut silent = Vec::new();
         for peer in self.peers.iter_mut() {
-            if gap > heartbeat_interval {
+            if gap > heartbeat_interval.max(STARVED) {
                 // This thread was stopped, or starved: that says nothing of the peer.
-                peer.last_heard += gap;
+                peer.last_heard = peer.last_heard.saturating_add(gap).min(now);
             }
             if peer.standing == Standing::Closed {
                 continue;

@@ -12,6 +12,7 @@ use crate::room::{Action, Job, Millis, PeerId, Room};
 
 use super::Config;
 use super::peers::{Link, Peer, Peers};
+use calls::groups_of;
 
 mod calls;
 mod ended;
@@ -26,6 +27,7 @@ mod tests;
 pub use calls::RecvRequest;
 pub use ended::Ended;
 pub use in_use::InUse;
+pub use inbox::shortened;
 pub use outbox::{Outbox, Outgoing};
 pub use parking::{Parked, ParkedItem, Parking};
 
@@ -45,10 +47,15 @@ pub struct Entry {
     pub claim: Option<Arc<GrantBody>>,
     /// Set when the room has failed: the transfer threads post nothing more of it.
     pub cancelled: Arc<AtomicBool>,
+    /// What maps onto what at each receiver, as of its grant: what is registered or connected later changes nothing.
+    mappings: Mappings,
     ended: bool,
     quiesced: bool,
     pending: Pending,
 }
+
+/// By receiver: what of ours maps onto what of its.
+type Mappings = BTreeMap<PeerId, Option<Arc<crate::layout::Mapping>>>;
 
 /// A grant of which fragments are missing.
 #[derive(Debug, Clone)]
@@ -100,6 +107,8 @@ pub struct QueuedJob {
 const MAX_OUTGOING_PER_PEER: usize = 1 << 16;
 /// Most words that wait for their peer to connect back. The oldest goes first: its room waits for a grant then.
 const MAX_UNSAID: usize = 1 << 14;
+/// Peers whose goodbye is remembered.
+const MAX_PARTED: usize = 1 << 10;
 /// Rooms whose success is remembered after their release, for senders that missed our confirmation.
 const MAX_DELIVERED: usize = 1 << 16;
 
@@ -137,6 +146,8 @@ pub struct Tables {
     pub peers: Peers,
     /// Peers that have missed two heartbeats, as of the last look at the clock.
     pub suspects: Vec<PeerId>,
+    /// Goodbyes to peers that may have missed them, the latest ones.
+    parted: VecDeque<Outgoing>,
     /// Connections that close as soon as nothing is in flight on them.
     pub closing: Vec<(Arc<Link>, Error)>,
     /// Control messages to send.
@@ -183,6 +194,7 @@ impl Tables {
             assemblies: BTreeMap::new(),
             peers: Peers::default(),
             suspects: Vec::new(),
+            parted: VecDeque::new(),
             closing: Vec::new(),
             outbox: Outbox::default(),
             jobs: (0..num_workers).map(|_| VecDeque::new()).collect(),
@@ -202,13 +214,23 @@ impl Tables {
     }
 
     /// Adds a room and carries out what opening it led to.
-    pub fn open(&mut self, id: u64, room: Room, claim: Option<Arc<GrantBody>>, out: Vec<Action>, now: Millis) {
+    pub fn open(
+        &mut self,
+        id: u64,
+        room: Room,
+        claim: Option<Arc<GrantBody>>,
+        mappings: Mappings,
+        out: Vec<Action>,
+        now: Millis,
+    ) {
         count(&self.counters.rooms_opened);
         self.num_active += 1;
         self.num_unquiesced += 1;
         let cancelled = Arc::new(AtomicBool::new(false));
-        self.rooms
-            .insert(id, Entry { room, claim, cancelled, ended: false, quiesced: false, pending: Pending::default() });
+        self.rooms.insert(
+            id,
+            Entry { room, claim, cancelled, mappings, ended: false, quiesced: false, pending: Pending::default() },
+        );
         self.carry_out(out);
         self.after(id, now);
     }
@@ -299,10 +321,15 @@ impl Tables {
 
     /// Forgets a room that has ended and is quiesced.
     pub fn release(&mut self, id: u64, now: Millis) -> Result<()> {
-        let parked = self.parking.get(id);
-        if !self.rooms.contains_key(&id) && !parked.is_empty() && parked.iter().all(ParkedItem::is_abort) {
-            // Given up by its receiver before we opened it: poll shows it as failed.
-            self.parking.take(id);
+        if !self.rooms.contains_key(&id)
+            && let Some(cause) = self.parking.failure(id).cloned()
+        {
+            // Given up by a receiver before we opened it: poll shows it as failed.
+            for item in self.parking.take(id) {
+                if !item.is_abort() {
+                    self.refuse(item.peer, id, item.generation, cause.clone());
+                }
+            }
             return Ok(());
         }
         let Some(entry) = self.rooms.get(&id) else { fail!(NIXL_ERR_ROOM_UNKNOWN, "room {id} is not open here") };
@@ -397,11 +424,9 @@ impl Tables {
                 }
                 Action::Transfer(job) => {
                     // A job to a peer that has just left settles as a failure in the transfer thread.
-                    let (link, mapping) = match self.peers.get(job.peer) {
-                        Ok(peer) => (peer.link.clone(), peer.to_peer.clone()),
-                        Err(_) => (Link::gone(job.peer), None),
-                    };
+                    let link = self.peers.get(job.peer).map_or_else(|_| Link::gone(job.peer), |peer| peer.link.clone());
                     let entry = self.rooms.get(&job.room);
+                    let mapping = entry.and_then(|entry| entry.mappings.get(&job.peer).cloned()).flatten();
                     let cancelled = entry.map_or_else(Arc::default, |entry| entry.cancelled.clone());
                     let lane = (job.peer as usize) % self.jobs.len();
                     self.jobs[lane].push_back(QueuedJob { job, link, mapping, cancelled });

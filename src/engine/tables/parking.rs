@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::Error;
+use crate::layout::Mapping;
 use crate::protocol::GrantBody;
 use crate::room::{Millis, PeerId};
 
@@ -13,12 +14,36 @@ const MAX_ABORTS: usize = 1 << 14;
 const MAX_INDICES: u64 = 1 << 24;
 
 /// What has come for a room that we have not opened.
-#[derive(Debug, Clone, Hash)]
+#[derive(Debug, Clone)]
 pub enum Parked {
     /// A grant.
-    Grant(Arc<GrantBody>),
-    /// The receiver, one of so many, gave the room up again.
-    Aborted(Error, u32),
+    Grant {
+        /// What.
+        body: Arc<GrantBody>,
+        /// The revision of our regions that it was good for.
+        revision: u64,
+        /// What mapped onto what then.
+        mapping: Option<Arc<Mapping>>,
+    },
+    /// The receiver gave the room up again.
+    Aborted {
+        /// Why.
+        cause: Error,
+        /// How many receivers the room has.
+        num_receivers: u32,
+        /// Of the others, those that have been told.
+        told: Vec<PeerId>,
+    },
+}
+
+impl std::hash::Hash for Parked {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        match self {
+            // The mapping follows from the revisions.
+            Parked::Grant { body, revision, .. } => (body, revision).hash(state),
+            Parked::Aborted { cause, num_receivers, told } => (cause, num_receivers, told).hash(state),
+        }
+    }
 }
 
 /// A parked message.
@@ -37,15 +62,15 @@ pub struct ParkedItem {
 impl ParkedItem {
     /// Whether it is a notice that the room was given up.
     pub fn is_abort(&self) -> bool {
-        matches!(self.item, Parked::Aborted(..))
+        matches!(self.item, Parked::Aborted { .. })
     }
 
     fn num_indices(&self) -> u64 {
         match &self.item {
-            Parked::Grant(body) => {
+            Parked::Grant { body, .. } => {
                 body.states.iter().fold(body.pages.len(), |sum, (_, slots)| sum + slots.len()) as u64
             }
-            Parked::Aborted(..) => 0,
+            Parked::Aborted { .. } => 0,
         }
     }
 }
@@ -174,6 +199,40 @@ impl Parking {
         taken
     }
 
+    /// Another receiver of a room that one of so many gave up grants it. Why it was given up, once for each receiver:
+    /// what comes later is of another life.
+    pub fn meets_abort(&mut self, room: u64, peer: PeerId, receivers: u32) -> Option<Error> {
+        self.rooms.get_mut(&room)?.iter_mut().find_map(|item| match &mut item.item {
+            Parked::Aborted { cause, num_receivers, told }
+                if item.peer != peer && receivers > 1 && *num_receivers == receivers && !told.contains(&peer) =>
+            {
+                told.push(peer);
+                Some(cause.clone())
+            }
+            _ => None,
+        })
+    }
+
+    /// Why a room would open as failed: a receiver gave it up, and the others' grants are not all there.
+    pub fn failure(&self, room: u64) -> Option<&Error> {
+        let items = self.get(room);
+        let cause = items.iter().find_map(|item| match &item.item {
+            Parked::Aborted { cause, .. } => Some(cause),
+            Parked::Grant { .. } => None,
+        })?;
+        let mut grants = items.iter().filter_map(|item| match &item.item {
+            Parked::Grant { body, .. } => Some(body.num_receivers.max(1)),
+            Parked::Aborted { .. } => None,
+        });
+        let complete = grants.next().is_some_and(|receivers| grants.count() as u64 + 1 >= u64::from(receivers));
+        (!complete).then_some(cause)
+    }
+
+    /// Takes the grants that are parked for a room.
+    pub fn take_grants(&mut self, room: u64) -> Vec<ParkedItem> {
+        self.remove(room, |item| !item.is_abort())
+    }
+
     /// Takes what is parked for a room.
     pub fn take(&mut self, room: u64) -> Vec<ParkedItem> {
         self.remove(room, |_| true)
@@ -186,12 +245,14 @@ mod tests {
 
     fn grant(peer: PeerId, generation: u64, num_pages: usize) -> ParkedItem {
         let body = GrantBody { pages: vec![0; num_pages], num_receivers: 1, ..GrantBody::default() };
-        ParkedItem { peer, generation, item: Parked::Grant(Arc::new(body)), expires: 9 }
+        let item = Parked::Grant { body: Arc::new(body), revision: 1, mapping: None };
+        ParkedItem { peer, generation, item, expires: 9 }
     }
 
     fn abort(peer: PeerId, generation: u64) -> ParkedItem {
         let cause = Error::new(crate::error::NIXL_ERR_ABORTED, "given up");
-        ParkedItem { peer, generation, item: Parked::Aborted(cause, 1), expires: 9 }
+        let item = Parked::Aborted { cause, num_receivers: 1, told: Vec::new() };
+        ParkedItem { peer, generation, item, expires: 9 }
     }
 
     #[test]
