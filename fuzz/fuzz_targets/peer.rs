@@ -284,7 +284,7 @@ impl World {
         }
         for item in (0..2 * ROOMS).flat_map(|room| tables.parking.get(room)) {
             // The good peer grants nothing early.
-            if let Parked::Grant(grant) = &item.item {
+            if let Parked::Grant { body: grant, .. } = &item.item {
                 check_grant(grant, self.claimed);
             }
         }

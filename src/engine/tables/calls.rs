@@ -9,6 +9,8 @@ use crate::room::{Chunk, Expectation, Receiver, Sender, SenderLimits, State, Sta
 
 /// Of the queue every so many-th place is kept for other peers when one has taken all the rest.
 const RESERVED: u64 = 4;
+/// A queue with fewer places is not shared out.
+const MIN_SHARED: u64 = 64;
 
 /// A room that the decode side opens.
 #[derive(Debug, Clone)]
@@ -179,7 +181,7 @@ impl Tables {
         if self.num_pending >= depth {
             fail!(NIXL_ERR_QUEUE_FULL, "{} chunks have not settled, the queue depth is {depth}", self.num_pending);
         }
-        let share = depth - depth / RESERVED;
+        let share = if depth < MIN_SHARED { depth } else { depth - depth / RESERVED };
         if self.num_pending < share {
             return Ok(());
         }
