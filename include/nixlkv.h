@@ -402,7 +402,8 @@ typedef struct nixlkv_engine_config_t {
      */
     uint32_t num_workers;
     /**
-     * Most chunks that nixlkv_send_chunk has accepted and that have not settled; more is NIXL_ERR_QUEUE_FULL. 0: 4096.
+     * Most chunks that nixlkv_send_chunk has accepted and that have not settled; more is NIXL_ERR_QUEUE_FULL. Of 64 or
+     * more a quarter is kept for others when one of several peers has taken the rest. 0: 4096.
      */
     uint32_t queue_depth;
     /**
@@ -1080,7 +1081,8 @@ int32_t nixlkv_export(struct nixlkv_engine_t *engine, void *buffer, uint64_t cap
  * or slot. The same blob again gives the same peer. A newer blob of the same engine updates it. A blob of an engine
  * with the name of a connected one but another instance means that it restarted: it gets a new id, and the rooms of
  * the old one fail with NIXL_ERR_PEER_RESTARTED. A peer that was lost and still lives is connected again by itself, and
- * at once by this call. An engine that reaches nobody at the blob's address gets NIXL_ERR_PEER_LOST.
+ * at once by this call. An engine that reaches nobody at the blob's address gets NIXL_ERR_PEER_LOST, unless the
+ * process of a destroyed engine still lives there: then the rooms fail with it.
  *
  * blob, len: read during the call only; altered or truncated ones are refused. peer: receives the id on success, never
  * 0.
@@ -1145,8 +1147,8 @@ int32_t nixlkv_room_status_init(struct nixlkv_room_status_t *status, uint32_t st
  * NIXL_ERR_SHUT_DOWN, NIXL_ERR_ROLE, NIXL_ERR_ROOM_IN_USE, NIXL_ERR_TOO_MANY_ROOMS, NIXL_ERR_PAGE_OUT_OF_RANGE,
  * NIXL_ERR_PAGE_DUPLICATE, NIXL_ERR_PAGE_IN_USE, NIXL_ERR_AUX_OUT_OF_RANGE, NIXL_ERR_AUX_UNEXPECTED,
  * NIXL_ERR_AUX_IN_USE, NIXL_ERR_STATE_OUT_OF_RANGE, NIXL_ERR_STATE_UNEXPECTED, NIXL_ERR_STATE_IN_USE,
- * NIXL_ERR_PEER_UNKNOWN, NIXL_ERR_PEER_DUPLICATE, NIXL_ERR_PEER_LOST, NIXL_ERR_PEER_STALE,
- * NIXL_ERR_LAYERS_INCOMPLETE, NIXL_ERR_LAYERS_OVERLAP, NIXL_ERR_INTERNAL.
+ * NIXL_ERR_PEER_UNKNOWN, NIXL_ERR_PEER_DUPLICATE, NIXL_ERR_PEER_LOST, NIXL_ERR_PEER_DISCONNECTED (it has said goodbye),
+ * NIXL_ERR_PEER_STALE, NIXL_ERR_LAYERS_INCOMPLETE, NIXL_ERR_LAYERS_OVERLAP, NIXL_ERR_INTERNAL.
  */
 int32_t nixlkv_recv(struct nixlkv_engine_t *engine, const struct nixlkv_recv_params_t *params);
 
@@ -1210,15 +1212,17 @@ int32_t nixlkv_wait(const struct nixlkv_engine_t *engine,
 int32_t nixlkv_abort(struct nixlkv_engine_t *engine, uint64_t room, const char *reason);
 
 /**
- * Forgets a room that has ended and is quiesced. Its id may be used again once every engine that took part in it has
- * released it. A sender that never opened it may hold the grant of a receiver that has died until it notices the death,
- * within the liveness limit: an id that comes again sooner may meet that grant, and fail there.
+ * Forgets a room that has ended and is quiesced. Its id may be used again once every engine that takes part had opened it
+ * and has released it. Otherwise the next life may meet what is left of this one: at a sender that had not opened the
+ * room, a receiver's abort (poll shows it for up to room_timeout_ms; releasing the room forgets it) or the grant of a
+ * receiver that has died unnoticed; at a receiver that had not, the sender's failure (for up to grant_timeout_ms).
  *
  * Any thread; never blocks.
  * Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_ROOM_UNKNOWN, NIXL_ERR_ROOM_ACTIVE,
  * NIXL_ERR_NOT_QUIESCED (its text says what is pending), NIXL_ERR_INTERNAL.
  */
-int32_t nixlkv_release(struct nixlkv_engine_t *engine, uint64_t room);
+int32_t nixlkv_release(struct nixlkv_engine_t *engine,
+                       uint64_t room);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -84,7 +84,8 @@ pub struct nixlkv_engine_config_t {
     pub cache_dtype: *const c_char,
     /// Transfer threads. 0: 1. At most 64.
     pub num_workers: u32,
-    /// Most chunks that nixlkv_send_chunk has accepted and that have not settled; more is NIXL_ERR_QUEUE_FULL. 0: 4096.
+    /// Most chunks that nixlkv_send_chunk has accepted and that have not settled; more is NIXL_ERR_QUEUE_FULL. Of 64 or
+    /// more a quarter is kept for others when one of several peers has taken the rest. 0: 4096.
     pub queue_depth: u32,
     /// Most rooms open at a time, ended ones included until they are released; more is NIXL_ERR_TOO_MANY_ROOMS.
     /// 0: 65536.

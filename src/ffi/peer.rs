@@ -54,7 +54,8 @@ pub unsafe extern "C" fn nixlkv_export(
 /// or slot. The same blob again gives the same peer. A newer blob of the same engine updates it. A blob of an engine
 /// with the name of a connected one but another instance means that it restarted: it gets a new id, and the rooms of
 /// the old one fail with NIXL_ERR_PEER_RESTARTED. A peer that was lost and still lives is connected again by itself, and
-/// at once by this call. An engine that reaches nobody at the blob's address gets NIXL_ERR_PEER_LOST.
+/// at once by this call. An engine that reaches nobody at the blob's address gets NIXL_ERR_PEER_LOST, unless the
+/// process of a destroyed engine still lives there: then the rooms fail with it.
 ///
 /// blob, len: read during the call only; altered or truncated ones are refused. peer: receives the id on success, never
 /// 0.

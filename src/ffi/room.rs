@@ -232,8 +232,8 @@ unsafe fn states_from_c(states: *const nixlkv_state_indices_t, num: u64) -> Resu
 /// NIXL_ERR_SHUT_DOWN, NIXL_ERR_ROLE, NIXL_ERR_ROOM_IN_USE, NIXL_ERR_TOO_MANY_ROOMS, NIXL_ERR_PAGE_OUT_OF_RANGE,
 /// NIXL_ERR_PAGE_DUPLICATE, NIXL_ERR_PAGE_IN_USE, NIXL_ERR_AUX_OUT_OF_RANGE, NIXL_ERR_AUX_UNEXPECTED,
 /// NIXL_ERR_AUX_IN_USE, NIXL_ERR_STATE_OUT_OF_RANGE, NIXL_ERR_STATE_UNEXPECTED, NIXL_ERR_STATE_IN_USE,
-/// NIXL_ERR_PEER_UNKNOWN, NIXL_ERR_PEER_DUPLICATE, NIXL_ERR_PEER_LOST, NIXL_ERR_PEER_STALE,
-/// NIXL_ERR_LAYERS_INCOMPLETE, NIXL_ERR_LAYERS_OVERLAP, NIXL_ERR_INTERNAL.
+/// NIXL_ERR_PEER_UNKNOWN, NIXL_ERR_PEER_DUPLICATE, NIXL_ERR_PEER_LOST, NIXL_ERR_PEER_DISCONNECTED (it has said goodbye),
+/// NIXL_ERR_PEER_STALE, NIXL_ERR_LAYERS_INCOMPLETE, NIXL_ERR_LAYERS_OVERLAP, NIXL_ERR_INTERNAL.
 ///
 /// # Safety
 ///
@@ -409,9 +409,10 @@ pub unsafe extern "C" fn nixlkv_abort(engine: *mut nixlkv_engine_t, room: u64, r
     })
 }
 
-/// Forgets a room that has ended and is quiesced. Its id may be used again once every engine that took part in it has
-/// released it. A sender that never opened it may hold the grant of a receiver that has died until it notices the death,
-/// within the liveness limit: an id that comes again sooner may meet that grant, and fail there.
+/// Forgets a room that has ended and is quiesced. Its id may be used again once every engine that takes part had opened it
+/// and has released it. Otherwise the next life may meet what is left of this one: at a sender that had not opened the
+/// room, a receiver's abort (poll shows it for up to room_timeout_ms; releasing the room forgets it) or the grant of a
+/// receiver that has died unnoticed; at a receiver that had not, the sender's failure (for up to grant_timeout_ms).
 ///
 /// Any thread; never blocks.
 /// Errors: NIXL_ERR_INVALID_HANDLE, NIXL_ERR_FORKED, NIXL_ERR_ROOM_UNKNOWN, NIXL_ERR_ROOM_ACTIVE,
