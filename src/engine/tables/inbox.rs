@@ -25,6 +25,7 @@ impl Tables {
             // It missed our goodbye.
             if !matches!(message, Message::Goodbye { .. })
                 && let Some(parted) = self.parted.iter().find(|parted| parted.link.agent == agent)
+                && self.outbox.len_to(parted.link.peer) == 0
             {
                 self.outbox.push(parted.clone());
             }
